@@ -1,18 +1,21 @@
 """A body of many records, from a client: split into records, each of them read as far as it can be.
 
-A body is in our own wire form (one record, an array, or a record a line) or in a declared file format.
+A body is in our own wire form (one record, an array, or a record a line) or in a declared format, of a file
+or of a message.
 """
 
 import io
+import sys
 from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import date
 
 from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, check_prices, decode_record, encode
-from feeds.file_format import FileFormat
+from feeds.file_format import FileFormat, FormatError, load_format
+from feeds.payloads.format_decoder import FormatDecoder
 from feeds.recorded_file import read_text
-from feeds.source import Fault
+from feeds.source import Fault, Incoming
 
 
 @dataclass
@@ -71,8 +74,58 @@ def split(
     return found
 
 
-def convert(body: bytes, form: FileFormat, day: date | None, *, most: int) -> Body:
-    """Records in a declared format; ``day``: of times since midnight. Raises TooMany, FormatError."""
+@dataclass(frozen=True)
+class BodyFormat:
+    """A declared format of bodies: of a file or, with a ``decoder``, of a message."""
+
+    form: FileFormat
+    decoder: FormatDecoder | None = None
+
+    @classmethod
+    def load(cls, name_or_path: str) -> "BodyFormat":
+        """That of a file, or else of messages. Raises FormatError."""
+        try:
+            return cls(load_format(name_or_path))
+        except FormatError as error:
+            try:
+                form = load_format(name_or_path, of_messages=True)
+            except FormatError:
+                raise error from None
+            return cls(form, FormatDecoder(form, sys.maxsize))  # bodies have another limit
+
+
+def convert(
+    body: bytes, form: BodyFormat, day: date | None, *, most: int, now_ns: int, signed: Set[str] = frozenset()
+) -> Body:
+    """Records in a declared format; ``day``: of times since midnight, ``now_ns``: wall clock.
+
+    ``signed``: as in `split`, of messages. Raises TooMany, FormatError.
+    """
+    if form.decoder is None:
+        return _convert_file(body, form.form, day, most)
+    found = Body()
+
+    def refuse(line: int, error: MalformedRecord) -> None:
+        found.errors.append((line, error))
+        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
+        found.faults.append((error.key, fault))
+
+    message = Incoming("", 0, 0, None, body, {}, now_ns)
+    records, found.passed_over = form.decoder.read(message, refuse)
+    _check(len(records), most)
+    for record in records:
+        try:
+            if record.key not in signed:
+                check_prices(record)
+        except MalformedRecord as error:
+            refuse(0, MalformedRecord(error.reason, error.message, key=record.key, ts_event=record.ts_event))
+        else:
+            found.payloads.append(encode(record))
+            found.moments.append((record.key, record.ts_event))
+    return found
+
+
+def _convert_file(body: bytes, form: FileFormat, day: date | None, most: int) -> Body:
     found = Body()
 
     def pass_over(_line: int, _name: str) -> None:

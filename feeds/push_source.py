@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from feeds.batch_body import BodyFormat
 from feeds.codec import REPLAY
-from feeds.file_format import FileFormat
 from feeds.source import CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
 
 
@@ -29,7 +29,7 @@ class PushLimits:
 
     waiting: int = 65_536
     body_bytes: int = 1 << 20
-    formats: Mapping[str, FileFormat] = field(default_factory=dict)
+    formats: Mapping[str, BodyFormat] = field(default_factory=dict)
 
 
 class PushedSource:

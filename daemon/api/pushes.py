@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import date
@@ -32,7 +33,15 @@ JSON, LINES, MSGPACK, CSV = "application/json", "application/x-ndjson", "applica
 OWN_TYPES = (JSON, LINES, MSGPACK)
 _MEDIA = {"msgpack": MSGPACK, "json": JSON, "lines": LINES, "csv": CSV}
 """Content types by the names that the request `push` has for them."""
-CONTAINERS = {"csv": (CSV,), "jsonl": (LINES,), "jsonl-capture": (LINES,)}
+CONTAINERS = {
+    "csv": (CSV,),
+    "jsonl": (LINES,),
+    "jsonl-capture": (LINES,),
+    "json": (JSON,),
+    "msgpack": (MSGPACK,),
+    "avro": ("application/avro", "avro/binary"),
+    "protobuf": ("application/x-protobuf", "application/protobuf"),
+}
 """Content types of declared formats."""
 _IN_LINE_BYTES = 1 << 14
 """Bodies above this are read in a thread, so that no client waits for them."""
@@ -111,7 +120,7 @@ class Pushes:
         try:
             read = partial(self._read, body, media, source, options)
             found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
-            encoding = "msgpack" if media == MSGPACK else "json"
+            encoding = "msgpack" if media == MSGPACK and not options.format else "json"
             source.push(found.payloads, encoding, replay=options.replay, faults=found.faults)
         except TooMany as error:
             raise QueryError("too_long", str(error)) from None
@@ -133,7 +142,9 @@ class Pushes:
         most = source.limits.waiting
         encoding = "msgpack" if media == MSGPACK else "json"
         if options.format:
-            found = convert(body, source.limits.formats[options.format], options.date, most=most)
+            form, own = source.limits.formats[options.format], frozenset(self._signed())
+            found = convert(body, form, options.date, most=most, now_ns=time.time_ns(), signed=own)
+            encoding = "json"
         else:
             limit = self._max_record_bytes
             is_lines, signed = media == LINES, frozenset(self._signed())
@@ -163,4 +174,7 @@ def _types(source: PushedSource, form: str) -> tuple[str, ...]:
         return OWN_TYPES
     if form not in source.limits.formats:
         raise QueryError("bad_request", f"format: must be one of {', '.join(source.limits.formats)}")
-    return CONTAINERS[source.limits.formats[form].container]
+    container = source.limits.formats[form].form.container
+    if container not in CONTAINERS:
+        raise QueryError("bad_request", f"format: {form} is of {container} files, which are not pushed")
+    return CONTAINERS[container]

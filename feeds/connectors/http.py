@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from feeds.connector import Finding, SettingError, SourceConnector, about
-from feeds.file_format import FileFormat, FormatError, load_format, names
+from feeds.file_format import FormatError, names
 from feeds.source import Source
+
+if TYPE_CHECKING:
+    from feeds.batch_body import BodyFormat
 
 
 class HttpSourceConnector(SourceConnector, frozen=True):
@@ -40,9 +43,12 @@ class HttpSourceConnector(SourceConnector, frozen=True):
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
 
-    def _formats(self) -> dict[str, FileFormat]:
+    def _formats(self) -> "dict[str, BodyFormat]":
+        from feeds.batch_body import BodyFormat
+
+        built_in = *names(), *names(of_messages=True)
         try:
-            return {Path(each).stem: load_format(each) for each in (*names(), *self.formats)}
+            return {Path(each).stem: BodyFormat.load(each) for each in (*built_in, *self.formats)}
         except FormatError as error:
             raise SettingError("formats", str(error)) from error
 

@@ -21,6 +21,7 @@ from feeds.documents import Document
 from feeds.envelopes import without_mark
 from feeds.file_format import HEADER, OF_MESSAGE, FileFormat, FormatError, Ref
 from feeds.file_rows import Row, decode_json, rows
+from feeds.market_data import Recorded
 from feeds.moments import order_of
 from feeds.number_texts import shown
 from feeds.payloads.payload_decoder import Decoded, PayloadDecoder, PayloadRecord, malformed
@@ -265,11 +266,18 @@ class FormatDecoder:
     def parts(self, message: Incoming) -> Decoded:
         """See `PayloadDecoder`. All unusable records of a message are one part."""
         payload, errors = message.payload, list[MalformedRecord]()
+        records, passed_over = self.read(message, lambda line, error: errors.append(error))
+        parts = [PayloadRecord(payload, each) for each in records]
+        if errors:
+            parts.append(PayloadRecord(payload, _joined(errors), self._subjects(errors, message)))
+        return Decoded(parts, passed_over)
 
-        def refuse(_line: int, error: MalformedRecord) -> None:
-            errors.append(error)
+    def read(self, message: Incoming, refuse: Refuse) -> tuple[list[Recorded], int]:
+        """The records of a message by time, and how many rows hold none as is known. Never raises.
 
-        found, passed_over = list[ParsedRecord](), 0
+        ``refuse`` gets what is unusable, with the number of its row from 1; 0 is the whole message.
+        """
+        payload, found, passed_over = message.payload, list[ParsedRecord](), 0
         try:
             if len(payload) > self._max_bytes:
                 what = f"{len(payload)} bytes are more than the limit of {self._max_bytes}"
@@ -281,13 +289,9 @@ class FormatDecoder:
                 else:
                     found += reader.group(row, refuse)
         except Exception as error:  # whatever one message provokes is its own fault
-            errors.append(malformed(error))
+            refuse(0, malformed(error))
         records = [_settled(each, message) for each in found]
-        records = [records[at] for at in order_of([each.ts_event for each in records])]
-        parts = [PayloadRecord(payload, each) for each in records]
-        if errors:
-            parts.append(PayloadRecord(payload, _joined(errors), self._subjects(errors, message)))
-        return Decoded(parts, passed_over)
+        return [records[at] for at in order_of([each.ts_event for each in records])], passed_over
 
     def _rows(self, message: Incoming, refuse: Refuse) -> Iterator[Row]:
         if self._documents is None:
@@ -314,7 +318,7 @@ def _ignore(*_: object) -> None:
     """Of a message, nothing is worth saying beside its errors."""
 
 
-def _settled(found: ParsedRecord, message: Incoming) -> Any:
+def _settled(found: ParsedRecord, message: Incoming) -> Recorded:
     """The record; a local time that occurs twice is the one that is nearer to when it was received."""
     record, later = found.record, found.record.ts_event + found.fold_ns
     if found.fold_ns and abs(_received(message) - later) < abs(_received(message) - record.ts_event):

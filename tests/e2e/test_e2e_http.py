@@ -211,6 +211,26 @@ async def test_a_declared_format_is_read_line_by_line(desk: Desk) -> None:
     assert desk.count("pushes", outcome="partly") == 1
 
 
+async def test_what_a_venue_sends_is_pushed_as_it_is(desk: Desk) -> None:
+    """Messages in a declared format: one, or an array of them."""
+    at = START // 10**6
+    frames = [
+        {"e": "trade", "T": at, "s": "PPP", "p": "0.5", "q": "2", "t": 7, "m": True},
+        {"e": "trade", "T": at + 1, "s": "PPP", "p": "nonsense", "q": "2", "t": 8, "m": True},
+        {"result": None, "id": 1},
+        {"e": "trade", "T": at + 2, "s": "PPP", "p": "-1", "q": "2", "t": 9, "m": True},
+        {"e": "aggTrade", "T": at + 3, "s": "PPP", "p": "0.75", "q": "1", "a": 10, "m": False},
+    ]
+    reply = await desk.http("POST", "/v1/data?format=binance", msgspec.json.encode(frames), OURS)
+    told = reply.json
+    assert (reply.status, told["accepted"], told["refused"], told["passed_over"]) == (202, 2, 2, 1)
+    assert [(each["line"], each["reason"]) for each in told["errors"]] == [(2, "price"), (0, "price")]
+    reply = await desk.http("POST", "/v1/data?format=binance", msgspec.json.encode(frames[0]), OURS)
+    assert (reply.status, reply.json["accepted"]) == (202, 1)
+    reply = await desk.http("POST", "/v1/data?format=binance", b"{", OURS)
+    assert (reply.status, reply.json["errors"][0]["reason"]) == (422, "json")
+
+
 async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
     good, bad = trades(9)[0], trade("V:PPP", START, price="-1")
     body = b"\n".join([good, bad, b"{"])
@@ -234,6 +254,8 @@ async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk
         ("", b"x", CSV, 415, "must be application/json or"),
         ("", b"x", {}, 415, "content type"),
         ("?format=btc_perp_bars", b"{}", OURS, 415, "must be text/csv"),
+        ("?format=okx", b"x", CSV, 415, "must be application/json"),
+        ("?format=databento", b"x", OURS, 400, "is of dbn files"),
         ("?format=../../etc/passwd", b"{}", CSV, 400, "must be one of"),
         ("?source=kafka", b"{}", OURS, 400, "must be one of http"),
         ("?sauce=http", b"{}", OURS, 400, "unknown field"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from feeds.batch_body import Body, convert
+from feeds.batch_body import Body, BodyFormat, convert
 from feeds.codec import MalformedRecord
 from feeds.file_format import FileFormat, load_format, names
 from feeds.market_data import AnyRecord, Bar, Quote, Trade
@@ -126,4 +126,4 @@ def read_file(form: str, path: Path, **options: Any) -> Read:
 
 def pushed(form: str, content: str) -> Body:
     """A body over HTTP in a format."""
-    return convert(content.encode(), declared(form), None, most=10**6)
+    return convert(content.encode(), BodyFormat(declared(form)), None, most=10**6, now_ns=0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feeds.batch_body import convert
+from feeds.batch_body import BodyFormat, convert
 from feeds.codec import check_record
 from feeds.file_format import FormatError
 from tests.feeds.declared import BARS, TRADES, declared, read
@@ -66,12 +66,12 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
         found = read(FORMS[name], content)
     except FormatError:
         with pytest.raises(FormatError) as refused:
-            convert(content, declared(FORMS[name]), None, most=1000)
+            convert(content, BodyFormat(declared(FORMS[name])), None, most=1000, now_ns=0)
         assert 0 < len(str(refused.value)) < 700
         return
     for record in found.records:
         check_record(record)
     assert all(len(message) <= 410 for _, _, message in found.bad)
     assert [record.seq for record in found.records] == list(range(1, len(found.records) + 1))
-    body = convert(content, declared(FORMS[name]), None, most=1000)
+    body = convert(content, BodyFormat(declared(FORMS[name])), None, most=1000, now_ns=0)
     assert (body.usable, len(body.faults)) == (len(found.records), len(found.bad))

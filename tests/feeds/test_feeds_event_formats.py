@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeds.batch_body import BodyFormat, TooMany, convert
 from feeds.codec import MAX_LEVELS, MalformedRecord
 from feeds.file_format import FormatError, load_format
 from feeds.market_data import Action, Book, Status, Text, Trade
@@ -275,3 +276,24 @@ def test_an_action_of_one_kind_needs_its_field(tmp_path: Path) -> None:
     (tmp_path / "form.toml").write_text(text)
     with pytest.raises(FormatError, match=r"\[4\].fields.factor: missing"):
         load_format(tmp_path / "form.toml", of_messages=True)
+
+
+def test_a_body_may_be_a_message_or_a_file(tmp_path: Path) -> None:
+    """Files come first: a message's format is what only messages can be."""
+    received = DESK.replace('format = "epoch-ms"', 'format = "receive"')
+    (tmp_path / "desk.toml").write_text(
+        received.replace('field = "at", ', "").replace('field = "$.at", ', "")
+    )
+    (tmp_path / "tape.toml").write_text(FILE)
+    desk, tape = (BodyFormat.load(str(tmp_path / f"{name}.toml")) for name in ("desk", "tape"))
+    assert (desk.decoder is None, tape.decoder is None) == (False, True)
+    body = json.dumps([sent("t", px="1.5", qty="2"), sent("t", px="-1", qty="2"), sent("bell")]).encode()
+    found = convert(body, desk, None, most=5, now_ns=NOW, signed={"X:BBB"})
+    assert found.moments == [("X:AAA", NOW), ("X:*", NOW)]
+    assert [(number, error.reason) for number, error in found.errors] == [(0, "price")]
+    found = convert(body, desk, None, most=5, now_ns=NOW, signed={"X:AAA"})
+    assert (found.usable, found.errors) == (3, [])
+    with pytest.raises(TooMany):
+        convert(body, desk, None, most=2, now_ns=NOW)
+    with pytest.raises(FormatError, match=r"none\.toml"):
+        BodyFormat.load(str(tmp_path / "none.toml"))
