@@ -1,11 +1,14 @@
 """GGUF files as model directories: transformers reads them, with the gguf package, once.
 
 Weights are expanded to ``dtype``, not kept quantised. What would be left out of a file is refused by name:
-transformers skips a tensor that it does not know, such as the frequencies of a scaled rope.
+transformers skips a tensor that it does not know. The factors of a scaled rope, which it skips too, are read
+here.
 """
 
 import logging
+import math
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +26,8 @@ _HEAD_BYTES = 1 << 20
 """Of a file, in the name of its directory."""
 _ENDS = ("eos", "eot", "eom")
 """Fields of tokens that end an answer."""
+_FACTORS = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _VERSION = 1
 """Of what is made of a file; another one is another directory."""
 
@@ -57,8 +62,8 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
         raise ModelError(f"{file} needs gguf: pip install gguf") from error
     try:
         reader = gguf.GGUFReader(file)
-        known = _checked(file, reader)
-        model, tokenizer = _read(file, reader, getattr(torch, dtype))
+        known, rope = _checked(file, reader)
+        model, tokenizer = _read(file, reader, getattr(torch, dtype), rope)
         ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
         model.config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
         model.generation_config.eos_token_id = model.config.eos_token_id
@@ -81,30 +86,63 @@ def _expand(file: Path, directory: Path, *, dtype: str) -> None:
     log.info("%s: %s", file.name, import_gguf(file, directory, dtype))
 
 
-def _checked(file: Path, reader: Any) -> str:
-    """The architecture and kinds of tensors; ModelError for what transformers would leave out."""
+def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any]]:
+    """The architecture and kinds of tensors, and how its rope is scaled.
+
+    ModelError for what would be left out.
+    """
     architecture = str(reader.fields["general.architecture"].contents())
 
     def field(name: str) -> Any:
         found = reader.fields.get(f"{architecture}.{name}")
         return None if found is None else found.contents()
 
-    lost = None
-    if field("rope.scaling.type") not in (None, "none") or any(
-        "rope_f" in each.name for each in reader.tensors
-    ):
-        lost = "scales its rope"
     head = field("attention.key_length") or field("embedding_length") // field("attention.head_count")
-    if field("rope.dimension_count") not in (None, head):
+    tables = {each.name: each.data for each in reader.tensors if "rope_f" in each.name}
+    rope, lost = _scaling(field, tables, head), None
+    if rope is None:
+        lost = "scales its rope in another way than Llama 3 or by one factor"
+    elif field("rope.dimension_count") not in (None, head):
         lost = "rotates a part of each head"
-    if lost is not None:
+    if rope is None or lost is not None:
         raise ModelError(f"{file} {lost}, which is not read from GGUF: use the model's original directory")
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    return f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
+    known = f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
+    return known, rope
 
 
-def _read(file: Path, reader: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Model and tokenizer by transformers."""
+def _scaling(field: Callable[[str], Any], tables: dict[str, Any], head: int) -> dict[str, Any] | None:
+    """How the rope is scaled, as config.json says it; {} for not at all, None for in an unknown way."""
+    kind = field("rope.scaling.type")
+    if kind in (None, "none") and not tables:
+        return {}
+    if kind in (None, "none") and list(tables) == [_FACTORS]:
+        theta = float(field("rope.freq_base") or 10_000)
+        return llama3_scaling(torch.tensor(tables[_FACTORS]), theta, head) or None
+    factor = field("rope.scaling.factor")
+    return {"rope_type": "linear", "factor": float(factor)} if kind == "linear" and factor else None
+
+
+def llama3_scaling(factors: torch.Tensor, theta: float, head: int) -> dict[str, Any]:
+    """The scaling of Llama 3.1 and later that divides frequencies by these ``factors``; {} where none does.
+
+    A file has only the factors, [head / 2]. Those of the published models follow from the largest one.
+    """
+    if factors.numel() != head // 2:
+        return {}
+    frequencies = theta ** -(torch.arange(0, head, 2, dtype=torch.float64) / head)
+    turns = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # none of a slow rotation, all of a fast one
+    factor = float(factors.max())
+    expected = 1 / (kept + (1 - kept) / factor)
+    if factor <= 1 or not torch.allclose(factors.double(), expected, rtol=1e-4, atol=0):
+        return {}
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _read(file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]) -> tuple[Any, Any]:
+    """Model and tokenizer by transformers; ``rope``: how it is scaled, if it is."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import (
         TensorProcessor,
@@ -113,6 +151,7 @@ def _read(file: Path, reader: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     )
 
     config = AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
+    config.rope_parameters = (config.rope_parameters or {}) | rope
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config)
     read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline, torch_dtype=dtype)
@@ -120,9 +159,10 @@ def _read(file: Path, reader: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     found = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    if len(tensors) < len(reader.tensors):
+    stored = [each.name for each in reader.tensors if each.name != _FACTORS]
+    if len(tensors) < len(stored):
         taken = get_gguf_hf_weights_map(outline, TensorProcessor(config={}))
-        left = [each.name for each in reader.tensors if each.name not in taken]
+        left = [name for name in stored if name not in taken]
         raise ValueError(f"{', '.join(left[:3])} would be left out")
     if lacking := set(found.missing_keys) - tied:
         raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")

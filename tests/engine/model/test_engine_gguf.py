@@ -1,5 +1,6 @@
 """GGUF files become model directories: every weight as the gguf package expands it, or a refusal by name."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.model.architectures import ModelError
 from engine.model.gguf import gguf_directory, import_gguf
 from engine.model.loading import load_model
 from feeds.connector import SettingError
+from tests.kit import tolerance
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 
@@ -94,6 +96,10 @@ def write(file: Path, kind: str = "Q8_0", **more: Any) -> dict[str, torch.Tensor
             writer.add_tensor(f"{prefix}{_PLAIN[own]}.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
             values = straight(expected, 64) if turned else expected
         state[name] = torch.from_numpy(np.array(values))
+    if "factor" in more:
+        writer.add_float32("llama.rope.scaling.factor", more["factor"])
+    if "factors" in more:
+        writer.add_tensor("rope_freqs.weight", more["factors"])
     if "extra" in more:
         writer.add_tensor(more["extra"], np.ones(32, np.float32))
     writer.write_header_to_file()
@@ -140,7 +146,10 @@ def test_a_file_is_served_as_its_directory_with_its_tokens_template_and_ends(tmp
     ("more", "why"),
     [
         ({"extra": "rope_freqs.weight"}, "scales its rope"),
+        ({"factors": np.linspace(1, 8, 32, dtype=np.float32)}, "scales its rope"),
+        ({"factors": np.ones(16, np.float32)}, "scales its rope"),
         ({"scaling": "yarn"}, "scales its rope"),
+        ({"scaling": "linear"}, "scales its rope"),
         ({"extra": "rope_factors_long.weight"}, "scales its rope"),
         ({"extra": "blk.0.attn_q.bias"}, "blk.0.attn_q.bias would be left out"),
         ({"rotary": 32}, "rotates a part of each head"),
@@ -154,6 +163,44 @@ def test_what_would_be_lost_is_refused_by_name(more: dict[str, Any], why: str, t
     with pytest.raises(ModelError, match=why):
         gguf_directory(tmp_path / "model.gguf", cache=tmp_path / "cache")
     assert [each.suffix for each in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def llama3_factors(factor: float, theta: float, head: int) -> np.ndarray:
+    """What frequencies are divided by, step by step as the converter of llama.cpp writes them."""
+    found = []
+    for n in range(0, head, 2):
+        wave = 2 * math.pi * theta ** (n / head)
+        if wave < 8192 / 4:
+            found.append(1.0)
+        elif wave > 8192 / 1:
+            found.append(factor)
+        else:
+            smooth = (8192 / wave - 1) / (4 - 1)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_the_scaled_rope_of_llama_3_is_read(factor: float, tmp_path: Path) -> None:
+    """A file has only the factors; the rope divides its frequencies by exactly these."""
+    factors = llama3_factors(factor, 5000.0, 64)
+    assert len(set(factors.tolist())) > 4
+    write(tmp_path / "model.gguf", factors=factors)
+    import_gguf(tmp_path / "model.gguf", tmp_path / "out", "float32")
+    loaded = load_model(tmp_path / "out", layers="torch")
+    plain = 5000.0 ** -(torch.arange(0, 64, 2).double() / 64)
+    for rotation in loaded.rotations:
+        expected = plain / torch.from_numpy(factors).double()
+        tolerance.assert_sums(rotation.inv_freq, expected, width=1, dtype=torch.float32)
+
+
+def test_a_rope_that_one_factor_scales_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", scaling="linear", factor=4.0)
+    import_gguf(tmp_path / "model.gguf", tmp_path / "out", "float32")
+    loaded = load_model(tmp_path / "out", layers="torch")
+    expected = 5000.0 ** -(torch.arange(0, 64, 2).double() / 64) / 4
+    for rotation in loaded.rotations:
+        tolerance.assert_sums(rotation.inv_freq, expected, width=1, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64, b"safetensors"])
