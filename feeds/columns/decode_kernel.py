@@ -247,6 +247,19 @@ def string_end(data: Bytes, i: int, end: int) -> int:
     return -1
 
 
+@inlined_kernel
+def text_end(data: Bytes, i: int, end: int) -> int:
+    """As `string_end`, of text beyond ASCII, too: whether that is UTF-8 is not looked at."""
+    while i < end:
+        byte = data[i]
+        if byte == 34:
+            return i
+        if byte < 32 or byte == 127 or byte == 92:
+            return -1
+        i += 1
+    return -1
+
+
 @kernel
 def _number_end(data: Bytes, i: int, end: int) -> int:
     """Where a JSON number that begins at ``i`` ends; -1 for one that begins with superfluous zeros.

@@ -1,6 +1,6 @@
 """Compiled search for values in JSON; a payload that it does not read is left alone.
 
-It reads whole payloads of printable ASCII without escapes, integers of up to 18 digits, and objects in which
+It reads whole payloads of printable text without escapes, integers of up to 18 digits, and objects in which
 no place comes twice. What msgspec would refuse it never reads.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feeds.columns.decode_kernel import Bytes, blank, string_end
+from feeds.columns.decode_kernel import Bytes, blank, text_end
 from feeds.columns.places import (
     BAD,
     BOOL,
@@ -22,6 +22,7 @@ from feeds.columns.places import (
     Places,
     Scanned,
     indexed,
+    is_text,
     named,
     note_kinds,
 )
@@ -90,7 +91,7 @@ def _value(data: Bytes, i: int, end: int) -> Any:
         return BAD, 0, 0, i
     first = data[i]
     if first == _QUOTE:
-        stop = string_end(data, i + 1, end)
+        stop = text_end(data, i + 1, end)
         return (TEXT, i + 1, stop, stop + 1) if stop >= 0 else (BAD, 0, 0, i)
     if first == 123 or first == 91:
         return OTHER, 0, 0, i + 1
@@ -139,7 +140,7 @@ def _scan(
             i = blank(data, i + 1, end)
         within = stack[depth, _PLACE]
         if stack[depth, _CLOSING] == _OBJECT_END:
-            stop = string_end(data, i + 1, end) if i < end and data[i] == _QUOTE else -1
+            stop = text_end(data, i + 1, end) if i < end and data[i] == _QUOTE else -1
             if stop < 0:
                 return False
             place = named(tree, names, within, data, i + 1, stop)
@@ -182,7 +183,8 @@ def _scan_all(
     start = 0
     for n in range(len(ends)):
         end = ends[n]
-        read[n] = _scan(data, _begin(data, start, end), end, tree, names, kinds, a, b, n, stack)
+        begin = _begin(data, start, end)
+        read[n] = _scan(data, begin, end, tree, names, kinds, a, b, n, stack) and is_text(data, begin, end)
         if read[n]:
             note_kinds(kinds, n, seen)
         start = end

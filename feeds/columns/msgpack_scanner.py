@@ -1,6 +1,6 @@
 """Compiled search for values in msgpack; a payload that it does not read is left alone.
 
-It reads whole payloads whose keys and texts are ASCII, without extensions, and maps in which no place comes
+It reads whole payloads whose keys and texts are UTF-8, without extensions, and maps in which no place comes
 twice. What msgspec would refuse it never reads.
 """
 
@@ -26,7 +26,7 @@ from feeds.columns.places import (
     Places,
     Scanned,
     indexed,
-    is_ascii,
+    is_text,
     named,
     note_kinds,
 )
@@ -49,7 +49,7 @@ def scan_msgpack(raw: bytes, ends: Integers, places: Places) -> Scanned:
 @inlined_kernel
 def _sized(data: Bytes, kind: int, start: int, size: Any, end: int) -> Any:
     """A text, or bytes, of this size."""
-    if size > end - start or (kind == TEXT and not is_ascii(data, start, start + size)):
+    if size > end - start or (kind == TEXT and not is_text(data, start, start + size)):
         return BAD, 0, 0, start
     return kind, start, start + size, start + size
 
@@ -121,7 +121,7 @@ def _scan(
         opens = kind in (MAP, ARRAY)
         if place >= 0:
             if kind == BYTES:
-                if not is_ascii(data, of_a, of_b):
+                if not is_text(data, of_a, of_b):
                     return False
                 kind = TEXT
             kinds[place, n] = OTHER if opens else kind

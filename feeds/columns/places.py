@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeds.columns.decode_kernel import Bytes
-from support.numba_kernel import inlined_kernel
+from support.numba_kernel import inlined_kernel, kernel
 
 Integers = npt.NDArray[np.int64]
 Enums = Mapping[int, Mapping[int, str]]
@@ -155,9 +155,32 @@ def note_kinds(kinds: Any, n: int, seen: Any) -> None:
 
 
 @inlined_kernel
-def is_ascii(data: Bytes, start: int, end: int) -> bool:
-    """Whether all bytes are ASCII, hence text of UTF-8."""
+def is_text(data: Bytes, start: int, end: int) -> bool:
+    """Whether the bytes are text in UTF-8."""
     bits = np.uint8(0)
     for i in range(start, end):
         bits |= data[i]
-    return bool(bits < 0x80)
+    return bool(bits < 0x80) or is_utf8(data, start, end)
+
+
+@kernel
+def is_utf8(data: Bytes, start: int, end: int) -> bool:
+    """Whether the bytes are UTF-8, without overlong forms and surrogates (RFC 3629, section 4)."""
+    i = start
+    while i < end:
+        first = data[i]
+        i += 1
+        if first < 0x80:
+            continue
+        if first < 0xC2 or first > 0xF4:
+            return False
+        more = 1 if first < 0xE0 else 2 if first < 0xF0 else 3
+        least = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
+        most = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
+        if i + more > end or not least <= data[i] <= most:
+            return False
+        for at in range(i + 1, i + more):
+            if data[at] & 0xC0 != 0x80:
+                return False
+        i += more
+    return True

@@ -1,6 +1,6 @@
 """Compiled search for values in messages of Protobuf 3; a payload that it does not read is left alone.
 
-It reads whole messages whose texts are ASCII and whose numbers have the range of their type, without groups,
+It reads whole messages whose texts are UTF-8 and whose numbers have the range of their type, without groups,
 in which no member that counts comes twice. What protobuf would refuse it never reads.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feeds.columns.decode_kernel import Bytes, same
-from feeds.columns.places import DEPTH, Enums, Integers, Scanned, is_ascii, note_kinds
+from feeds.columns.places import DEPTH, Enums, Integers, Scanned, is_text, note_kinds
 from support.numba_kernel import inlined_kernel
 
 # Columns of a plan. MEMBER: its number; TYPE: its type's, in descriptors. NODE: of a message, where its
@@ -182,7 +182,7 @@ def _sized(data: Bytes, i: int, end: int, members: Any, row: int, kinds: Any, a:
         return -1
     kind, place, stop = members[row, TYPE], members[row, PLACE], i + size
     if kind in (STRING, BYTE_STRING):
-        if (kind == STRING or place >= 0) and not is_ascii(data, i, stop):
+        if (kind == STRING or place >= 0) and not is_text(data, i, stop):
             return -1
         if place >= 0:
             kinds[place, n], a[place, n], b[place, n] = members[row, KIND], i, stop

@@ -33,7 +33,7 @@ def instants_of(texts: Sequence[str]) -> Integers:
 
 
 class Words(Sequence[str]):
-    """Texts of ASCII in ``raw``, from each of ``starts`` to each of ``ends``, made when they are needed."""
+    """Texts of UTF-8 in ``raw``, from each of ``starts`` to each of ``ends``, made when they are needed."""
 
     def __init__(self, raw: bytes, starts: Integers, ends: Integers) -> None:
         self._raw, self.starts, self.ends = raw, starts, ends
@@ -55,7 +55,7 @@ class Words(Sequence[str]):
     def __getitem__(self, at: int | slice) -> "str | Words":
         if isinstance(at, slice):
             return Words(self._raw, self.starts[at], self.ends[at])
-        return self._raw[self.starts[at] : self.ends[at]].decode("ascii")
+        return self._raw[self.starts[at] : self.ends[at]].decode()
 
 
 def distinct(raw: bytes, starts: Integers, ends: Integers) -> tuple[Integers, Words]:

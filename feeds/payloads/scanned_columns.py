@@ -108,7 +108,7 @@ class ScannedColumns:
         if kind == TIME:
             return JsonNumber(f"{a}.{b:09d}")
         if kind in (TEXT, DIGITS, NUMBER):
-            text = raw[a:b].decode("ascii")
+            text = raw[a:b].decode()
             return text if kind == TEXT else int(text) if kind == DIGITS else JsonNumber(text)
         plain = {ABSENT: NO_VALUE, NULL: None, OTHER: {}, BOOL: bool(a), INT: a}
         return plain[kind]

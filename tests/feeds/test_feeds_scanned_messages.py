@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from feeds.codec import MalformedRecord
-from feeds.columns.places import Places, Scanned
+from feeds.columns.places import Places, Scanned, is_text, is_utf8
 from feeds.decimals import BinaryFloat
 from feeds.documents import at_names, text_of
 from feeds.file_format import load_format
@@ -552,3 +552,44 @@ def test_a_side_that_is_missing_is_not_one_that_is_null(folder: Path) -> None:
         assert [isinstance(each, MalformedRecord) and each.reason for each in reasons] == [
             "missing_field"
         ] * 2
+
+
+def decodes(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+TEXTS = st.text(max_size=6).map(lambda text: text.encode("utf-8", "surrogatepass"))
+EDGES = bytes.fromhex("00417f808f909fa0bfc0c1c2dfe0e1edeff0f1f4f5ff")
+"""First and last bytes of each kind in UTF-8."""
+BYTES = st.lists(st.sampled_from(list(EDGES)), max_size=7).map(bytes)
+
+
+@given(st.lists(TEXTS | BYTES, max_size=4).map(b"".join))
+def test_text_is_what_python_decodes(data: bytes) -> None:
+    """Without overlong forms, surrogates, what is beyond U+10FFFF, and cut sequences."""
+    around = np.frombuffer(b"\xe2" + data + b"\x82\xac", np.uint8)
+    assert is_utf8(around, 1, 1 + len(data)) == is_text(around, 1, 1 + len(data)) == decodes(data)
+
+
+@pytest.mark.parametrize("text", ["é", "日本", "𝄞", "a\x80"])
+def test_texts_beyond_ascii_are_read_in_compiled_code(folder: Path, text: str) -> None:
+    places = Places.compile(["s", "p"])
+    assert places is not None
+    document = {"s": text, "p": "1.5", text: 7}
+    good = json.dumps(document, ensure_ascii=False).encode(), msgspec.msgpack.encode(document)
+    for readers, payload in zip((JsonDocuments(), MsgpackDocuments()), good, strict=True):
+        cut = payload.replace(text.encode(), text.encode()[:-1] + b"!")  # of the same length, and no text
+        scanned = readers.scan(payload + cut, np.cumsum([len(payload), len(cut)]), places)
+        assert scanned.read.tolist() == [True, False]
+        column = ScannedColumns(scanned, np.array([0]), places.numbers).column("s")
+        assert column is not None
+        assert [column.words[place] for place in column.values] == [text]
+    message = encoded({"s": text, "p": 1.5})
+    with_reader = ProtobufDocuments(load_format(made_format(folder, "protobuf", ""), of_messages=True), None)
+    by_place = with_reader.scan(message, np.array([len(message)]), places)
+    assert by_place is not None
+    assert by_place.read.tolist() == [True]
