@@ -146,6 +146,11 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["auto", "float32", "bfloat16"]),
     help="Ask the tape model too as the daemon serves it, prompt by prompt, in this dtype.",
 )
+@_option(
+    "--lines",
+    type=click.Choice(["compact", "decimal", "words"]),
+    help="What bars are written in, of a model that is asked prompt by prompt. Default: what it reads best.",
+)
 @_option("--json", "json_file", type=_WRITTEN, help="Write scores here.")
 @_option(
     "--plots",
@@ -164,14 +169,15 @@ def evaluate(
     max_tapes: int,
     calibration: Path | None,
     dtype: str | None,
+    lines: Any,
     json_file: Path | None,
     plots: Path | None,
 ) -> None:
     """Score a model's answers against computed labels, next to two baselines.
 
-    The tape model reads a tape once for all questions. Any other model is asked prompt by prompt on compact
-    lines on the engine, which takes its time: begin with few --labels. It reads the last window only,
-    as exact sessions do.
+    The tape model reads a tape once for all questions. Any other model, a directory or a GGUF file, is asked
+    prompt by prompt on the engine, which takes its time: begin with few --labels. It reads the last window
+    only, as exact sessions do.
 
     Generated tapes are drawn from wider ranges than training's, with seeds of their own. Shares are in
     percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
@@ -189,7 +195,7 @@ def evaluate(
     if plots is not None:
         from training.plots import plot
 
-    model, name, revision = _read_model(path, dtype)
+    model, name, revision = _read_model(path, dtype, lines)
     fitted = _read_calibration(path, revision, calibration)
     source = _source(tape, form, seed, EVALUATION)
     console, settings = Console(), {}
@@ -267,8 +273,11 @@ def _advance(progress: Any, task: Any, share: float) -> None:
     progress.update(task, completed=100 * share)
 
 
-def _read_model(path: Path, dtype: str | None = None) -> tuple[Any, str, str]:
-    """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it."""
+def _read_model(path: Path, dtype: str | None = None, lines: Any = None) -> tuple[Any, str, str]:
+    """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it.
+
+    ``lines``: what bars are written in, where it is asked prompt by prompt.
+    """
     import torch
 
     from engine.model.architectures import ModelError
@@ -278,17 +287,30 @@ def _read_model(path: Path, dtype: str | None = None) -> tuple[Any, str, str]:
     from training.sources import Packed
     from training.train import load
 
-    torch.set_num_threads(1)
+    if path.suffix == ".gguf":
+        path = _expanded(path, dtype or "auto")
     if path.suffix == ".pt":
+        torch.set_num_threads(1)
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    if dtype is not None or not is_packed(path):
+    if dtype is not None or lines is not None or not is_packed(path):
         try:
-            return Served.load(path, dtype or "auto"), path.name, revision_of(path)
+            return Served.load(path, dtype or "auto", lines), path.name, revision_of(path)
         except ModelError as error:
             raise click.ClickException(str(error)) from None
+    torch.set_num_threads(1)
     return Packed(tape_model(path, torch.bfloat16)), path.name, revision_of(path)
+
+
+def _expanded(file: Path, dtype: str) -> Path:
+    from engine.model.architectures import ModelError
+    from engine.model.gguf import gguf_directory
+
+    try:
+        return gguf_directory(file, dtype)
+    except ModelError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:

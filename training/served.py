@@ -1,4 +1,4 @@
-"""A model as the daemon serves it, as a reader of tapes: prompts on compact lines, one by one."""
+"""A model as the daemon serves it, as a reader of tapes: prompts one by one, on lines of any kind."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import torch
 
 from daemon.engine.build import checked
 from engine.engine import Engine
+from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
 from engine.model.loading import load_model
 from engine.step import Chunk, OutOfMemory
 from flash.question import EXACT_VALUE
-from ingest.tokens import Tokeniser
 from regions.tape import Retention
 from tapes.rules import RULES, Ints
 from training.batches import Vocabulary
+from training.shown import Lines, shown
 from training.sources import Drawn, Read, Setting
 from training.tokenizer import NONE, QUESTIONS
 
 _EXACT = len(QUESTIONS) - 1
-_LEVEL_TOKENS = 4
-"""Most tokens of a level of three digits, and of what may stand before it."""
+_MORE_TOKENS = 3
+"""That may stand before a number."""
 _BLOCK, _MAX_TOKENS = 16, 16_384
 """Tokens of a block, and of the pool: one context at a time, and its questions."""
 
@@ -44,33 +45,37 @@ class Served:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     """Of the headers that sources draw."""
     cuts: int = 2
+    lines: Lines = "compact"
 
     @classmethod
-    def load(cls, directory: Path, dtype: str = "auto") -> Served:
-        """Load a directory as the daemon does. Raises ModelError where it would refuse the model."""
+    def load(cls, directory: Path, dtype: str = "auto", lines: Lines | None = None) -> Served:
+        """Load a directory as the daemon does; ``lines``: None for those that the model reads best.
+
+        Raises ModelError where the daemon would refuse the model.
+        """
         loaded = checked(load_model(directory, dtype=dtype, device="auto"))
         blocks = min(loaded.max_positions, _MAX_TOKENS) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
-        return cls(
-            engine, PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
-        )
+        prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
+        if prompt.terse is not None and lines not in (None, "compact"):
+            raise ModelError("this model reads compact lines only")
+        return cls(engine, prompt, lines=lines or prompt.lines)
 
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
         texts = [*(rule.text for rule in RULES), EXACT_VALUE.text]
-        tokeniser, x = Tokeniser(self.prompt.encode), drawn.levels
+        x = drawn.levels
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen = self.prompt.frozen(header, texts if setting.numbered else ())
-            fields = np.stack([x.open[tape], x.high[tape], x.low[tape], x.close[tape], x.volume[tape]], 1)
-            lines = tokeniser.compact(fields)
+            listed = texts if setting.numbered else []
+            frozen, lines, price = shown(self.prompt, self.lines, x, tape, header, listed)
             for bar in cuts.tolist():
-                shown = lines[max(bar + 1 - setting.window, 0) : bar + 1]
-                level = f"{x.close[tape, bar]:03d}"
-                with closing(_Context(self.engine, frozen, shown)) as context:
+                window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
+                level = price(int(x.close[tape, bar]))
+                with closing(_Context(self.engine, frozen, window)) as context:
                     for question, found in rows.items():
                         by_text = self.prompt.question(texts[question])
                         asked = self.prompt.numbered(question + 1) if setting.numbered else by_text
@@ -84,14 +89,14 @@ class Served:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
     def _answer(self, context: _Context, question: int, asked: list[int], level: str) -> Any:
-        """Logits of the choices and NONE; of the number, whether it is ``level``."""
+        """Logits of the choices and NONE; of the number, whether it is ``level``, as the lines write it."""
         logits = context.ask(asked)
         if question < _EXACT:
             text = RULES[question].text
             choices = (*self.prompt.choices(text, RULES[question].choices), self.prompt.choice(NONE))
             return logits[list(choices)].tolist()
         answer: list[int] = []
-        while len(answer) < _LEVEL_TOKENS:
+        while len(answer) < len(self.prompt.encode(level)) + _MORE_TOKENS:
             token = int(logits.argmax())
             if token in self.prompt.stop_ids:
                 break

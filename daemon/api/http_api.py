@@ -32,8 +32,13 @@ def api_routes(
     pushes: Pushes,
     health: Callable[[Client], Health],
     access: Access,
+    *,
+    max_messages: int = 200,
 ) -> list[BaseRoute]:
-    """All of them, for a Starlette application behind `daemon.api.auth_middleware`."""
+    """All of them, for a Starlette application behind `daemon.api.auth_middleware`.
+
+    ``max_messages``: a second, over one WebSocket.
+    """
 
     async def stream(request: Request) -> Response:
         try:
@@ -50,7 +55,7 @@ def api_routes(
         return EventsReply(events, listening)
 
     async def converse(websocket: WebSocket) -> None:
-        made = Socket(websocket, requests, events, access)
+        made = Socket(websocket, requests, events, access, max_messages)
         try:
             events.connect(made)
         except QueryError as error:

@@ -24,8 +24,8 @@ from feeds.decoding import Undecodable, decoded
 MESSAGE_BYTES = 1 << 18
 MAX_IN_FLIGHT = 32
 """Requests of one connection that are answered at a time; the next one is read when one is done."""
-RATE, BURST = 200.0, 400.0
-"""Messages a second that a connection may send, and how many at once."""
+BURST_S = 2.0
+"""Seconds of a connection's messages that may come at once."""
 _POLICY_VIOLATION = 1008
 
 
@@ -35,10 +35,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Socket:
-    """One connection."""
+    """One connection; ``rate``: messages a second that it may send."""
 
-    def __init__(self, websocket: WebSocket, requests: Requests, events: Events, access: Access) -> None:
+    def __init__(
+        self, websocket: WebSocket, requests: Requests, events: Events, access: Access, rate: float
+    ) -> None:
         self._websocket, self._requests, self._access = websocket, requests, access
+        self._rate = rate
         self.client = client_of(websocket)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,7 +54,7 @@ class Socket:
         offered = self._websocket.scope.get("subprotocols", [])
         await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
         loop = asyncio.get_running_loop()
-        bucket = TokenBucket(RATE, BURST, loop.time())
+        bucket = TokenBucket(self._rate, BURST_S * self._rate, loop.time())
         try:
             while (message := await self._websocket.receive())["type"] == "websocket.receive":
                 asked = self._read(message.get("text"))
@@ -82,7 +85,7 @@ class Socket:
     def _admit(self, bucket: TokenBucket, now: float) -> None:
         """Admit one message. Raises QueryError."""
         if wait_s := bucket.wait(now):
-            raise QueryError("busy", f"more than {RATE:g} messages a second", wait_s)
+            raise QueryError("busy", f"more than {self._rate:g} messages a second", wait_s)
         bucket.take(now)
         self.client = self._access.again(self.client, "websocket")
         self._access.request(self.client)

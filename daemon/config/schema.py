@@ -825,6 +825,12 @@ class QueryConfig(Table, frozen=True):
         ),
     ] = ""
     max_wait: Annotated[Duration, about("longest wait for a reply")] = Duration(30 * SECOND)
+    max_requests: Annotated[
+        int, about("most requests that are answered at a time over ZeroMQ, and as many over HTTP", ge=1)
+    ] = 256
+    max_requests_each: Annotated[
+        int, about("most of them over one ZeroMQ connection; clients learn it from `hello`", ge=1)
+    ] = 128
     max_prompts: Annotated[
         int, about("most prompts open at a time, including those over HTTP; 0 refuses all", ge=0)
     ] = 256
@@ -846,6 +852,18 @@ class HttpConfig(Table, frozen=True):
             ge=0,
         ),
     ] = 4096
+    kept_events: Annotated[
+        int,
+        about(
+            "events kept for listeners that come back, of each daemon of a group, and most that wait for one "
+            "listener that reads slowly",
+            ge=16,
+            le=1 << 20,
+        ),
+    ] = 4096
+    max_messages: Annotated[
+        int, about("most messages a second over one WebSocket; twice as many may come at once", ge=1)
+    ] = 200
     tls_certificate_file: Annotated[
         str, about("certificate in PEM, with those between it and its root; then only HTTPS is served")
     ] = ""
@@ -895,6 +913,13 @@ class ProcessConfig(Table, frozen=True):
             "takes over when the engine ends; it needs their memory a second time"
         ),
     ] = True
+    max_loading: Annotated[
+        Duration,
+        about(
+            "longest time from an engine's start until it is ready; then another one is started. A large "
+            "model on a slow disk, or many windows that are read again, may need more"
+        ),
+    ] = Duration(600 * SECOND)
     drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 

@@ -19,8 +19,6 @@ SILENT_S = 30.0
 """After so long without an event the engine counts as hung (its heartbeat comes every second)."""
 STUCK_S = 20.0
 """A worker that is busy for so long without progress is stuck, though its engine sends heartbeats."""
-LOADING_S = 600.0
-"""An engine that is not ready after so long counts as hung, though it sends heartbeats."""
 RESTART_AFTER_S = (0.0, 0.5, 2.0, 10.0)
 STEADY_S = 60.0
 """An engine that was ready for so long is no failed start: the next one starts after the shortest pause."""
@@ -28,10 +26,13 @@ CLOSE_S = 5.0
 
 
 class Liveness:
-    """Whether an engine lives, by its events. ``clock``: monotonic, seconds."""
+    """Whether an engine lives, by its events. ``clock``: monotonic, seconds.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    ``max_loading_s``: one that is not ready after so long counts as hung, though it sends heartbeats.
+    """
+
+    def __init__(self, clock: Callable[[], float], max_loading_s: float) -> None:
+        self._clock, self._max_loading_s = clock, max_loading_s
         self._started: float | None = None
         """When, unless it is gone."""
         self._last_seen = clock()
@@ -71,8 +72,8 @@ class Liveness:
             return ""
         if self._is_silent():
             return f"the engine has been silent for {SILENT_S:.0f} s"
-        too_long = loading and self._clock() - self._started > LOADING_S
-        return f"the engine was not ready within {LOADING_S:.0f} s" if too_long else ""
+        too_long = loading and self._clock() - self._started > self._max_loading_s
+        return f"the engine was not ready within {self._max_loading_s:.0f} s" if too_long else ""
 
     def _is_silent(self) -> bool:
         return self._clock() - self._last_seen > SILENT_S
@@ -89,11 +90,12 @@ class EngineManager:
         close: Callable[[], Awaitable[None]] | None = None,
         *,
         steady_s: float = STEADY_S,
+        max_loading_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capacity, self._overflow, self._close = capacity, overflow, close
         self._restart_after_s, self._steady_s, self._clock = restart_after_s, steady_s, clock
-        self.liveness = Liveness(clock)
+        self.liveness = Liveness(clock, max_loading_s)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()

@@ -219,6 +219,7 @@ def _base(
         "pause" if _lossless(sources) else "overwrite",
         restart_after_s,
         close=processes.close,
+        max_loading_s=config.process.max_loading / 1e9,
     )
     return _Base(
         config=config,
@@ -331,6 +332,7 @@ def _events_and_progress(base: _Base, patterns: Patterns) -> tuple[Events, Progr
         time.time_ns(),
         store,
         max_clients=config.http.max_listeners,
+        kept=config.http.kept_events,
         in_group=in_group,
         ended=lambda start: progress.newest_event(start),
     )
@@ -400,7 +402,8 @@ def _servers(
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
     config, store, events = base.config, base.store, data.events
     status = Status(store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live)
-    requests = Requests(way.answer, data.sessions.observe)
+    requests = Requests(way.answer, data.sessions.observe, config.query.max_requests)
+    messages = config.http.max_messages
     agents = None
     if config.http.mcp:
         # imported here: the SDK takes a second to load, and is an extra
@@ -422,7 +425,7 @@ def _servers(
         config.http.host,
         config.http.port,
         [
-            *api_routes(requests, events, way.pushes, status.health, base.access),
+            *api_routes(requests, events, way.pushes, status.health, base.access, max_messages=messages),
             *generation_routes(way.generator, count),
             *([] if agents is None else [agents.route]),
         ],
@@ -440,6 +443,8 @@ def _servers(
         config.query.endpoint,
         events=events,
         store=store,
+        max_in_flight=config.query.max_requests,
+        max_in_flight_each=config.query.max_requests_each,
         access=base.access,
         keys=base.keys,
         observe=data.sessions.observe,

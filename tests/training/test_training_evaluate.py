@@ -310,3 +310,9 @@ def test_any_other_model_can_be_evaluated(tmp_path: Path) -> None:
     report = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Report)
     (scores,) = report.settings.values()
     assert len(scores) == len(QUESTIONS)
+
+
+def test_a_model_that_reads_one_kind_of_lines_is_asked_on_no_other(model: Path) -> None:
+    result = CliRunner().invoke(evaluate, ["--model", str(model), "--lines", "decimal", "--labels", "1"])
+    assert result.exit_code == 1
+    assert "reads compact lines only" in result.output

@@ -19,7 +19,7 @@ from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.api.websocket import BURST, MAX_IN_FLIGHT, MESSAGE_BYTES
+from daemon.api.websocket import BURST_S, MAX_IN_FLIGHT, MESSAGE_BYTES
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.market_data import FlashReady
@@ -30,6 +30,8 @@ from tests.kit.fakes import awaited
 from tests.kit.http import connected, conversing, head, listening, request
 
 KEPT = 64
+RATE = 150
+BURST = int(RATE * BURST_S)
 LIMITS = PushLimits(waiting=10, body_bytes=1000)
 SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 
@@ -84,9 +86,8 @@ async def serving(
     async def answer(asked: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return await bench.answer(asked, client, since)
 
-    routes = api_routes(
-        Requests(awaited(answer)), events, Pushes({"http": source}, store, 1 << 20), health, Access()
-    )
+    requests, pushes = Requests(awaited(answer)), Pushes({"http": source}, store, 1 << 20)
+    routes = api_routes(requests, events, pushes, health, Access(), max_messages=RATE)
     server = HttpServer(
         lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, timeouts=timeouts
     )
@@ -331,9 +332,9 @@ async def test_a_message_that_is_too_long_closes_the_socket(bench: Bench) -> Non
 
 async def test_a_flood_over_one_socket_is_refused_and_the_rest_answered(bench: Bench) -> None:
     async with conversing(bench.port) as socket:
-        for n in range(int(BURST) + 200):
+        for n in range(BURST + 200):
             await socket.send({"type": "sessions", "id": n})
-        codes = [(await socket.next())["code"] for _ in range(int(BURST) + 200)]
+        codes = [(await socket.next())["code"] for _ in range(BURST + 200)]
     assert codes.count("busy") > 0
     assert codes.count("unknown_session") >= BURST
 

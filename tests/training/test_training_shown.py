@@ -1,0 +1,80 @@
+"""A drawn tape in decimal lines and in words says what its levels say, in the words of the daemon."""
+
+import re
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from engine.model.chat_format import PromptFormat
+from engine.model.embedded import build_tokenizer
+from ingest.compact import Anchor, fields_of
+from ingest.lines import bar_line
+from training.batches import Vocabulary
+from training.shown import ABOUT, bars_of_levels, shown
+from training.sources import Drawn, Generated
+
+WORDS = re.compile(r"(\d\d):(\d\d) open (\S+), high (\S+), low (\S+), close (\S+), volume (\S+)\n")
+CHATML = "{%- for m in messages %}{{- m.role + ': ' + m.content + '\n' }}{%- endfor %}"
+
+
+@pytest.fixture(scope="module")
+def prompt() -> PromptFormat:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = CHATML
+    return PromptFormat.of(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return next(Generated(seed=5).batches(Vocabulary(), 64, 64))
+
+
+def header(drawn: Drawn, tape: int) -> str:
+    return str(Vocabulary().tokenizer.decode(drawn.header[tape]))
+
+
+def test_levels_around_their_anchor_are_the_bars_again(drawn: Drawn) -> None:
+    x = drawn.levels
+    for tape in range(len(x.close)):
+        bars, spec = bars_of_levels(x, tape, header(drawn, tape))
+        words = header(drawn, tape).split()
+        anchor = Anchor.of(words[1], words[3], words[5], spec.price_decimals, spec.price_scale)
+        expected = np.stack([x.open[tape], x.high[tape], x.low[tape], x.close[tape], x.volume[tape]], 1)
+        assert (fields_of(bars, anchor) == expected).all()
+
+
+def test_decimal_lines_are_those_of_the_daemon(prompt: PromptFormat, drawn: Drawn) -> None:
+    for tape in range(3):
+        made = shown(prompt, "decimal", drawn.levels, tape, header(drawn, tape), [])
+        bars, spec = bars_of_levels(drawn.levels, tape, header(drawn, tape))
+        texts = [prompt.tokenizer.decode(line) for line in made.lines]
+        assert texts == [bar_line(bar, spec) for bar in bars]
+        assert texts[0].startswith("0930,")
+        closes = [made.price(int(level)) for level in drawn.levels.close[tape]]
+        assert [text.split(",")[4] for text in texts] == closes
+        assert ABOUT in prompt.tokenizer.decode(list(made.frozen))
+
+
+def test_words_name_each_number(prompt: PromptFormat, drawn: Drawn) -> None:
+    made = shown(prompt, "words", drawn.levels, 0, header(drawn, 0), [])
+    decimal = shown(prompt, "decimal", drawn.levels, 0, header(drawn, 0), [])
+    for said, plain in zip(made.lines, decimal.lines, strict=True):
+        text = prompt.tokenizer.decode(said)
+        found = re.fullmatch(
+            r"(\d\d):(\d\d) open (\S+), high (\S+), low (\S+), close (\S+), volume (\S+)\n", text
+        )
+        assert found is not None, text
+        clock, *numbers = prompt.tokenizer.decode(plain).strip().split(",")
+        assert found[1] + found[2] == clock
+        assert [Decimal(each) for each in found.groups()[2:]] == [Decimal(each) for each in numbers]
+
+
+def test_compact_lines_are_the_levels_themselves(prompt: PromptFormat, drawn: Drawn) -> None:
+    made = shown(prompt, "compact", drawn.levels, 1, header(drawn, 1), [])
+    x = drawn.levels
+    expected = [
+        f"{x.open[1, n]:03d}{x.high[1, n]:03d}{x.low[1, n]:03d}{x.close[1, n]:03d}" for n in range(64)
+    ]
+    assert [prompt.tokenizer.decode(line)[:12] for line in made.lines] == expected
+    assert made.price(7) == "007"

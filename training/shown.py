@@ -1,0 +1,86 @@
+"""A drawn tape as the lines that a model reads: compact ones, decimal ones as the daemon writes, or words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from engine.model.chat_format import PromptFormat
+from ingest.bar_kernel import BAR, Bars
+from ingest.compact import CENTRE, CODES_PER_DECADE
+from ingest.lines import MINUTE_NS, LineSpec, clock_text, decimal
+from ingest.tokens import Tokeniser
+from tapes.rules import Levels
+
+Lines = Literal["compact", "decimal", "words"]
+OPENED = 1_767_346_200 * 10**9
+"""When the first bar of a tape opened, ns: 2026-01-02T09:30:00Z."""
+ABOUT = "The bars are of one symbol, one minute each. Times are when a bar began, in UTC.\n"
+"""What the daemon says of lines that are no compact ones."""
+_VOLUME_DECIMALS = 3
+_NANO = 9
+
+
+class Shown(NamedTuple):
+    """A tape's frozen prefix, the tokens of each bar's line, and how a level is written as a price."""
+
+    frozen: tuple[int, ...]
+    lines: list[list[int]]
+    price: Callable[[int], str]
+
+
+def shown(
+    prompt: PromptFormat, lines: Lines, x: Levels, tape: int, header: str, questions: list[str]
+) -> Shown:
+    """One of the tapes ``x``, in these ``lines``; ``header``: the line of its anchor."""
+    if lines == "compact":
+        fields = np.stack([x.open[tape], x.high[tape], x.low[tape], x.close[tape], x.volume[tape]], 1)
+        frozen = prompt.frozen(header, questions)
+        return Shown(frozen, Tokeniser(prompt.encode).compact(fields), lambda level: f"{level:03d}")
+    bars, spec = bars_of_levels(x, tape, header)
+    made = Tokeniser(prompt.encode).lines(bars, spec) if lines == "decimal" else _in_words(prompt, bars, spec)
+    frozen = prompt.frozen(None, questions, about=ABOUT)
+    reference, unit, _ = _anchor(header, spec.price_decimals)
+    return Shown(frozen, made, lambda level: _price(reference + (level - CENTRE) * unit, spec))
+
+
+def bars_of_levels(x: Levels, tape: int, header: str) -> tuple[Bars, LineSpec]:
+    """A tape's bars, BAR [bars], with the prices and volumes that its levels and codes stand for."""
+    decimals = max(len(word.partition(".")[2]) for word in (header.split()[1], header.split()[3]))
+    reference, unit, volume = _anchor(header, decimals)
+    made = np.zeros(len(x.close[tape]), BAR)
+    made["ts_open"] = OPENED + MINUTE_NS * np.arange(len(made))
+    made["interval"] = MINUTE_NS
+    for name, levels in zip("ohlc", (x.open, x.high, x.low, x.close), strict=True):
+        made[name] = reference + (levels[tape] - CENTRE) * unit
+    codes = x.volume[tape]
+    traded = volume * 10.0 ** ((codes - CENTRE) / CODES_PER_DECADE)
+    made["v"] = np.where(codes > 0, np.rint(traded * 10**_NANO), 0).astype(np.int64)
+    return made, LineSpec(decimals, _VOLUME_DECIMALS, price_scale=max(decimals, _NANO))
+
+
+def _anchor(header: str, decimals: int) -> tuple[int, int, float]:
+    """Reference and unit of an anchor's line in units of a tape's bars, and its volume."""
+    words = header.split()
+    scale = max(decimals, _NANO)
+    reference, unit = (int(whole + part.ljust(scale, "0")) for whole, _, part in
+                       (words[at].partition(".") for at in (1, 3)))  # fmt: skip
+    return reference, unit, float(words[5])
+
+
+def _price(value: int, spec: LineSpec) -> str:
+    return decimal(value, spec.price_decimals, spec.price_scale)
+
+
+def _in_words(prompt: PromptFormat, bars: Bars, spec: LineSpec) -> list[list[int]]:
+    """Each number behind its name."""
+    found = []
+    for bar in bars:
+        clock = clock_text(int(bar["ts_open"]), MINUTE_NS)
+        prices = [f"{name} {_price(int(bar[name[0]]), spec)}" for name in ("open", "high", "low", "close")]
+        volume = decimal(int(bar["v"]), spec.volume_decimals, _NANO)
+        text = f"{clock[:2]}:{clock[2:]} {', '.join(prices)}, volume {volume}\n"
+        found.append(prompt.encode(text))
+    return found
