@@ -17,8 +17,6 @@ from tapes.rules import Levels
 Lines = Literal["compact", "decimal", "words"]
 OPENED = 1_767_346_200 * 10**9
 """When the first bar of a tape opened, ns: 2026-01-02T09:30:00Z."""
-ABOUT = "The bars are of one symbol, one minute each. Times are when a bar began, in UTC.\n"
-"""What the daemon says of lines that are no compact ones."""
 _VOLUME_DECIMALS = 3
 _NANO = 9
 
@@ -41,7 +39,7 @@ def shown(
         return Shown(frozen, Tokeniser(prompt.encode).compact(fields), lambda level: f"{level:03d}")
     bars, spec = bars_of_levels(x, tape, header)
     made = Tokeniser(prompt.encode).lines(bars, spec) if lines == "decimal" else _in_words(prompt, bars, spec)
-    frozen = prompt.frozen(None, questions, about=ABOUT)
+    frozen = prompt.frozen(None, questions)
     reference, unit, _ = _anchor(header, spec.price_decimals)
     return Shown(frozen, made, lambda level: _price(reference + (level - CENTRE) * unit, spec))
 

@@ -58,6 +58,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     found |= {f"events.{name}": getattr(config.events, name) for name in _EVENTS}
     found |= {
         "model.dtype": config.model.dtype,
+        "model.describe": config.model.describe,
         "model.system_prompt": config.model.system_prompt,
         "flash.placement": config.flash.placement,
         "pool.frame_limit": config.pool.frame_limit,

@@ -67,6 +67,13 @@ class ModelConfig(Table, frozen=True):
     system_prompt: Annotated[
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
+    describe: Annotated[
+        bool,
+        about(
+            "the prefix of a session says whose bars these are, how long, and what its other lines mean; "
+            "measure it with your model: a small one answers worse"
+        ),
+    ] = False
     layers: Annotated[
         Literal["auto", "compiled", "onednn", "torch"],
         about(

@@ -508,8 +508,8 @@ def prefixes_of(
 
 
 def about(config: Config, session: SessionConfig, line: LineSpec | CompactSpec, prompt: PromptFormat) -> str:
-    """What a session's prefix says to the model; "" where it was not trained to do what words say."""
-    if not prompt.is_chat:
+    """What a session's prefix says of its lines; "" unless that is configured, and for a terse model."""
+    if not config.model.describe or prompt.terse is not None:
         return ""
     return described(config, session, is_compact=isinstance(line, CompactSpec))
 

@@ -1,4 +1,4 @@
-"""What a language model is told of a session's lines: whose bars they are, and what the other lines mean."""
+"""What the prefix says of a session's lines (`model.describe`): whose bars they are, and what others mean."""
 
 from collections.abc import Sequence
 

@@ -151,11 +151,6 @@ class PromptFormat:
         return format_
 
     @property
-    def is_chat(self) -> bool:
-        """Whether the model has a chat template: it was trained to do what words say."""
-        return self.terse is None and bool(getattr(self.tokenizer, "chat_template", None))
-
-    @property
     def lines(self) -> Lines:
         """The lines that the model reads best."""
         return "decimal" if self.terse is None else self.terse.lines

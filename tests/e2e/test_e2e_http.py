@@ -211,6 +211,23 @@ async def test_a_declared_format_is_read_line_by_line(desk: Desk) -> None:
     assert desk.count("pushes", outcome="partly") == 1
 
 
+async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
+    good, bad = trades(9)[0], trade("V:PPP", START, price="-1")
+    body = b"\n".join([good, bad, b"{"])
+    reply = await desk.http("POST", "/v1/data?replay=1", body, LINES)
+    told = reply.json
+    assert (reply.status, told["accepted"], told["refused"]) == (202, 1, 2)
+    assert [(e["line"], e["reason"]) for e in told["errors"]] == [(2, "price"), (3, "json")]
+    dead_letters = await until(lambda: len(found := desk.sink.messages(DEAD)) == 2 and found)
+    assert {(dead_letter.topic, dead_letter.reason) for dead_letter in dead_letters} == {
+        ("http", "price"),
+        ("http", "json"),
+    }
+    reply = await desk.http("POST", "/v1/data", b"[1,", OURS)
+    assert (reply.status, reply.json["accepted"], reply.json["errors"][0]["line"]) == (422, 0, 0)
+    assert desk.count("pushes", outcome="refused") == 1
+
+
 async def test_what_a_venue_sends_is_pushed_as_it_is(desk: Desk) -> None:
     """Messages in a declared format: one, or an array of them."""
     at = START // 10**6
@@ -229,23 +246,6 @@ async def test_what_a_venue_sends_is_pushed_as_it_is(desk: Desk) -> None:
     assert (reply.status, reply.json["accepted"]) == (202, 1)
     reply = await desk.http("POST", "/v1/data?format=binance", b"{", OURS)
     assert (reply.status, reply.json["errors"][0]["reason"]) == (422, "json")
-
-
-async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
-    good, bad = trades(9)[0], trade("V:PPP", START, price="-1")
-    body = b"\n".join([good, bad, b"{"])
-    reply = await desk.http("POST", "/v1/data?replay=1", body, LINES)
-    told = reply.json
-    assert (reply.status, told["accepted"], told["refused"]) == (202, 1, 2)
-    assert [(e["line"], e["reason"]) for e in told["errors"]] == [(2, "price"), (3, "json")]
-    dead_letters = await until(lambda: len(found := desk.sink.messages(DEAD)) == 2 and found)
-    assert {(dead_letter.topic, dead_letter.reason) for dead_letter in dead_letters} == {
-        ("http", "price"),
-        ("http", "json"),
-    }
-    reply = await desk.http("POST", "/v1/data", b"[1,", OURS)
-    assert (reply.status, reply.json["accepted"], reply.json["errors"][0]["line"]) == (422, 0, 0)
-    assert desk.count("pushes", outcome="refused") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from engine.model.embedded import build_tokenizer
 from ingest.compact import Anchor, fields_of
 from ingest.lines import bar_line
 from training.batches import Vocabulary
-from training.shown import ABOUT, bars_of_levels, shown
+from training.shown import bars_of_levels, shown
 from training.sources import Drawn, Generated
 
 WORDS = re.compile(r"(\d\d):(\d\d) open (\S+), high (\S+), low (\S+), close (\S+), volume (\S+)\n")
@@ -53,7 +53,7 @@ def test_decimal_lines_are_those_of_the_daemon(prompt: PromptFormat, drawn: Draw
         assert texts[0].startswith("0930,")
         closes = [made.price(int(level)) for level in drawn.levels.close[tape]]
         assert [text.split(",")[4] for text in texts] == closes
-        assert ABOUT in prompt.tokenizer.decode(list(made.frozen))
+        assert made.frozen == prompt.frozen(None)
 
 
 def test_words_name_each_number(prompt: PromptFormat, drawn: Drawn) -> None:

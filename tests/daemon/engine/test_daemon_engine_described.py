@@ -10,6 +10,7 @@ from daemon.config.schema import (
     ContractConfig,
     EventsConfig,
     Instant,
+    ModelConfig,
     SessionConfig,
     SymbolsConfig,
 )
@@ -21,10 +22,6 @@ from feeds.durations import Duration, parse_duration
 
 ES = SessionConfig(name="es", symbol="CME:ESZ6")
 SILENT = EventsConfig(text="flag", status="ignore", action="flag")
-CHATML = (
-    "{%- for m in messages %}{{- m.role + ': ' + m.content + '\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- 'assistant: ' }}{%- endif %}"
-)
 
 
 def config(session: SessionConfig = ES, interval: str = "1m", **more: object) -> Config:
@@ -71,18 +68,17 @@ def test_compact_lines_have_no_times_and_no_words() -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("CME:NQZ6",)])
-def test_only_a_model_with_a_chat_template_is_told(more: tuple[str, ...]) -> None:
-    made = config(msgspec.structs.replace(ES, more_symbols=more))
+def test_the_prefix_says_it_where_that_is_configured(more: tuple[str, ...]) -> None:
     tokenizer = build_tokenizer()
-    for template in (None, CHATML):
-        tokenizer.chat_template = template
-        prompt = PromptFormat.of(tokenizer)
+    prompt = PromptFormat.of(tokenizer)
+    for describe in (False, True):
+        made = config(msgspec.structs.replace(ES, more_symbols=more), model=ModelConfig(describe=describe))
         lines = {"es": line_spec(made.sessions[0], made.bars, prompt)}
         prefixes = prefixes_of(made, prompt, lines)
         text = tokenizer.decode(list(prefixes.newest("es")))
         schema = SYMBOLS_SCHEMA if more else SCHEMA
-        assert text.endswith((told(made) + "\n" if template else "") + schema)
-        assert ("The bars are of" in text) == bool(template)
+        assert text.endswith((told(made) + "\n" if describe else "") + schema)
+        assert ("The bars are of" in text) == describe
         assert prefixes.longest("es", ()) == len(prefixes.newest("es"))
 
 
