@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,15 @@ async def answered(file: Path, bootstrap: str) -> Ran:
         return Ran("", file, config, bootstrap, topics.answers("aaa"))
 
 
-@pytest.fixture(scope="module", params=list(product(CASES, ("line", "reset"))), ids=str)
+RUNS = [
+    pytest.param((case, roll), id=f"{case}, {roll}", marks=[] if (n + m) % 2 else pytest.mark.long)
+    for n, case in enumerate(CASES)
+    for m, roll in enumerate(("line", "reset"))
+]
+"""Each case with one kind of roll in every run of the suite, with the other in the slow one."""
+
+
+@pytest.fixture(scope="module", params=RUNS)
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     (case, roll), folder = request.param, tmp_path_factory.mktemp("rolls")
     symbols = SYMBOLS.format(key=KEY, roll=roll, at=Instant(START + ROLL * SECOND))
