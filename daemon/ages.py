@@ -69,13 +69,12 @@ class VenueClock:
             self._minute, self._least = minute, _UNKNOWN
         self._least = min(self._least, received_ns - event_ns)
 
-    @property
-    def delay_ns(self) -> int | None:
-        """The shortest time from an event to its arrival, by the two clocks; None before there was one."""
+    def delay_ns(self, wall_ns: int) -> int | None:
+        """The shortest time from an event to its arrival, by the two clocks; None where none came lately."""
         found = min(self._least, self._before)
-        return None if found == _UNKNOWN else found
+        return None if found == _UNKNOWN or wall_ns // _MINUTE_NS > self._minute + 1 else found
 
     @property
     def ahead_ns(self) -> int:
         """0 or more."""
-        return max(0, -(self.delay_ns or 0))
+        return max(0, -min(self._least, self._before))

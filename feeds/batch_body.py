@@ -7,6 +7,7 @@ or of a message.
 import io
 import sys
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -76,22 +77,38 @@ def split(
 
 @dataclass(frozen=True)
 class BodyFormat:
-    """A declared format of bodies: of a file or, with a ``decoder``, of a message."""
+    """A declared format of bodies, each a file of its own or a message (``of_messages``)."""
 
     form: FileFormat
-    decoder: FormatDecoder | None = None
+    of_messages: bool = False
 
     @classmethod
     def load(cls, name_or_path: str) -> "BodyFormat":
-        """That of a file, or else of messages. Raises FormatError."""
+        """That of a file, or else of messages, which come first where a body is one document.
+
+        Raises FormatError.
+        """
         try:
-            return cls(load_format(name_or_path))
+            form = load_format(name_or_path)
         except FormatError as error:
             try:
-                form = load_format(name_or_path, of_messages=True)
+                return cls._of_messages(name_or_path)
             except FormatError:
                 raise error from None
-            return cls(form, FormatDecoder(form, sys.maxsize))  # bodies have another limit
+        if form.container == "json":
+            with suppress(FormatError):
+                return cls._of_messages(name_or_path)
+        return cls(form)
+
+    @classmethod
+    def _of_messages(cls, name_or_path: str) -> "BodyFormat":
+        made = cls(load_format(name_or_path, of_messages=True), of_messages=True)
+        made.decoder()  # what it cannot read is said now
+        return made
+
+    def decoder(self) -> FormatDecoder:
+        """Reads one message: what rows of others had counts for nothing. Bodies have a limit of their own."""
+        return FormatDecoder(self.form, sys.maxsize)
 
 
 def convert(
@@ -101,7 +118,7 @@ def convert(
 
     ``signed``: as in `split`, of messages. Raises TooMany, FormatError.
     """
-    if form.decoder is None:
+    if not form.of_messages:
         return _convert_file(body, form.form, day, most)
     found = Body()
 
@@ -111,7 +128,7 @@ def convert(
         found.faults.append((error.key, fault))
 
     message = Incoming("", 0, 0, None, body, {}, now_ns)
-    records, found.passed_over = form.decoder.read(message, refuse)
+    records, found.passed_over = form.decoder().read(message, refuse)
     _check(len(records), most)
     for record in records:
         try:

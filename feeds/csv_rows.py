@@ -42,7 +42,7 @@ class _Cells:
     def is_null(self, ref: Ref) -> bool:
         return False
 
-    def elements(self, ref: str) -> Sequence["_Cells"]:
+    def elements(self, ref: str, of: str = "") -> Sequence["_Cells"]:
         raise MalformedRecord("type", f"a csv line has no array {ref}")
 
 

@@ -34,11 +34,13 @@ class Document:
         """Whether null stands at a path."""
         return self._at(str(ref)) is None
 
-    def elements(self, ref: str) -> Sequence["Document"]:
-        """The elements of an array. Raises MalformedRecord."""
+    def elements(self, ref: str, of: str = "") -> Sequence["Document"]:
+        """See `feeds.file_rows.Row`."""
         found = self._at(ref)
+        if of and (found is None or found is ABSENT):
+            return []
         if not isinstance(found, list):
-            raise MalformedRecord("type", f"each: there is no array at {ref}")
+            raise MalformedRecord("type", f"{of or 'each'}: there is no array at {ref}")
         return [Document(self.line, self.received, self.document, element) for element in found]
 
     def _at(self, ref: str) -> Any:

@@ -52,8 +52,9 @@ class EventReader:
         if name not in form.fields:
             raise MalformedRecord("missing_field", f"a {action} needs fields.{name}")
         found[name] = values.name(row, name, "") if name == "new_symbol" else values.number(row, name)
-        if form.effective is not None and self.effective is not None:
-            found["effective"] = values.moment(row, "effective", form.effective, self.effective).ns
+        time = form.effective
+        if time is not None and self.effective is not None and not values.lacks(row, time.refs):
+            found["effective"] = values.moment(row, "effective", time, self.effective).ns
         return found
 
     def _one_of(self, row: Row, name: str, constant: Word | Literal[""], words: Mapping[str, Word]) -> Word:
@@ -70,7 +71,7 @@ class EventReader:
         values, at = self.values, self.values.form.levels
         if side not in values.form.fields:
             return []
-        levels = row.elements(str(values.form.fields[side]))[:MAX_LEVELS]
+        levels = row.elements(str(values.form.fields[side]), side)[:MAX_LEVELS]
         return [
             (values.number_at(each, "price", at.price), values.number_at(each, "size", at.size))
             for each in levels

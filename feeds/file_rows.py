@@ -47,8 +47,11 @@ class Row(Protocol):
     def is_null(self, ref: Ref) -> bool:
         """Whether JSON's null stands at a reference."""
 
-    def elements(self, ref: str) -> Sequence["Row"]:
-        """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array."""
+    def elements(self, ref: str, of: str = "") -> Sequence["Row"]:
+        """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array.
+
+        ``of``: the field that it is, which a row may lack; then it has no elements.
+        """
 
 
 def rows(file: IO[bytes], form: FileFormat, refuse: Refuse, notice: Notice) -> Generator[Row]:

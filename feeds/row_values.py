@@ -1,5 +1,6 @@
 """The members of one record declaration as values: names, numbers and times, exactly as a row says them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord
@@ -110,6 +111,10 @@ class RowValues:
         if not (text.isascii() and text.isdecimal() and len(text) <= _SEQ_DIGITS):
             raise MalformedRecord("type", f"seq: {shown(text)} is not a number of 64 bits")
         return int(text)
+
+    def lacks(self, row: Row, refs: Sequence[Ref]) -> bool:
+        """Whether nothing stands at any of these places, or a word for no value."""
+        return all((value := row.get(ref)) is None or value in self.null for ref in refs)
 
     def says_none(self, row: Row, ref: Ref) -> bool:
         """Whether a word for no value stands there, or JSON's null; not if nothing does."""

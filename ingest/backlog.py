@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest.bar_kernel import BAR, GAP, RESETS, ROLLED, Bars
+from ingest.bar_kernel import BAR, GAP, LATE, RESETS, ROLLED, Bars
 
 _FASTER = 4
 _HOLD_NS = 200_000_000
@@ -125,8 +125,9 @@ class Backlog:
             self._bars["flags"][0] |= GAP
             self._roll(bars[:beyond])
             if (bars["flags"][:beyond] & np.uint32(RESETS)).any():  # bars for a whole window wait behind it
-                self._bars["flags"][0] |= np.uint32(RESETS)
-                self._bars["split"][0] = 0
+                first = int((self._bars["flags"] & np.uint32(LATE) == 0).argmax())
+                self._bars["flags"][first] |= np.uint32(RESETS)
+                self._bars["split"][first] = 0
             self.skipped += beyond
 
     def _roll(self, skipped: Bars) -> None:

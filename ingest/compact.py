@@ -347,7 +347,7 @@ class CompactEncoder:
             for row in rows if factor > 0 else ():
                 own = row.tolist()
                 row[_PRICES], row[_VOLUME] = adjusted(own[_PRICES], Volume(*own[_VOLUME]), ratio_of(factor))
-        except OverflowError:
+        except ArithmeticError:
             factor = 0.0
         if factor > 0:
             self._rows[self._start : self._end] = rows

@@ -47,6 +47,8 @@ class Amender:
         self._newest = 0
         self._splits: list[tuple[int, int, float]] = []
         """Those that adjusted the window: of which symbol, the time of the first price behind, the factor."""
+        self._restart: Restart | None = None
+        """The window that begins before the next record, once there is one."""
         self._late_open = NEVER
         """Opening of the newest bar of which a late record was dropped."""
         self._gap = 0
@@ -61,7 +63,8 @@ class Amender:
         """Its state."""
         bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
         times = self._newest, self._gap, self._late_open
-        return LateUpdateState(self._retained.rows(), Rows.of(bars), *times, self._splits)
+        begins = self._restart is not None
+        return LateUpdateState(self._retained.rows(), Rows.of(bars), *times, self._splits, begins)
 
     def restore(self, cut: LateUpdateState) -> None:
         """Go on from a cut. Raises ValueError for rows of another layout."""
@@ -70,6 +73,7 @@ class Amender:
         self._retained.restore(cut.retained)
         self._newest, self._gap, self._late_open = cut.newest, cut.gap, cut.late_open
         self._splits = list(cut.splits)
+        self._restart = self._window() if cut.begins else None
 
     def encode(self, rows: Bars) -> tuple[Bars, list[list[int]], dict[int, Restart]]:
         """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines.
@@ -80,7 +84,7 @@ class Amender:
         for number in range(len(rows)):
             row = rows[number : number + 1].copy()
             if row["flags"][0] & RESETS:
-                restarts[len(lines)] = self._begin_again(row[0])
+                self._begin_again(row[0])
             if row["flags"][0] & EVENT:
                 key = None
             elif row["flags"][0] & LATE:
@@ -93,6 +97,8 @@ class Amender:
                 self._bars[key] = row[0].copy()
                 self._bars[key]["flags"] &= ~np.uint32(OF_MOMENT)
                 self._bars[key]["split"] = 0
+            if self._restart is not None:
+                restarts[len(lines)], self._restart = self._restart, None
             row["flags"] |= self._gap
             row["late_open"] = np.maximum(row["late_open"], self._late_open)
             self._gap = 0
@@ -126,15 +132,15 @@ class Amender:
 
     def _in_new_units(self, late: np.void, moment_ns: int) -> bool:
         """Put a late record of before a split into the units behind it; False: they do not fit."""
-        with suppress(OverflowError):
+        with suppress(ArithmeticError):
             for leg, behind, factor in self._splits:
                 if leg == late["leg"] and moment_ns < behind:
                     _adjust(late, factor)
             return True
         return False
 
-    def _begin_again(self, row: np.void) -> Restart:
-        """The window before this bar: empty, or its bars in the units behind a split."""
+    def _begin_again(self, row: np.void) -> None:
+        """The window begins before this bar: empty, or with its bars in the units behind a split."""
         bars, leg, factor = np.zeros(0, BAR), int(row["leg"]), float(row["split"])
         try:
             if factor > 0:
@@ -144,7 +150,7 @@ class Amender:
                 self._splits = [*self._splits[1 - SPLITS :], (leg, int(row["ts_first_event"]), factor)]
             else:
                 self._splits = []
-        except OverflowError:
+        except ArithmeticError:
             bars, self._splits = bars[:0], []
         self._retained.clear()
         self._bars.clear()
@@ -153,10 +159,14 @@ class Amender:
             key = int(bar["leg"]), int(bar["ts_open"])
             self._bars[key] = bar.copy()
             self._retain(key, len(line), int(bar["ts_last_event"]))
-        bars, lines = bars[len(bars) - len(self._bars) :], lines[len(bars) - len(self._bars) :]
+        self._restart = self._window()
+
+    def _window(self) -> Restart:
+        """The bars that are retained, as a window."""
+        bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
         events, opened = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
-        window = tuple((tuple(line), event) for line, event in zip(lines, events, strict=True))
-        return Restart(None, window, tuple(opened))
+        window = ((tuple(line), event) for line, event in zip(self._lines(bars), events, strict=True))
+        return Restart(None, tuple(window), tuple(opened))
 
     def _retain(self, key: _Key | None, tokens: int, event: int) -> None:
         """Append a record and forget the bars that leave for it."""

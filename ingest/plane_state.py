@@ -70,6 +70,7 @@ class LateUpdateState(msgspec.Struct, frozen=True):
     gap: int
     late_open: int
     splits: list[tuple[int, int, float]]
+    begins: bool
 
 
 class PlaneState(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ _MOST_UNITS = 10**6
 
 def ratio_of(factor: float) -> Fraction:
     """New units for one old unit, exactly, of a ``factor`` that was rounded to 1e-9."""
+    if factor < 1:  # of many old units one new one: their number is the exact one
+        return 1 / Fraction(1 / factor).limit_denominator(_MOST_UNITS)
     return Fraction(factor).limit_denominator(_MOST_UNITS)
 
 

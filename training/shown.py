@@ -12,6 +12,7 @@ from ingest.bar_kernel import BAR, Bars
 from ingest.compact import CENTRE, CODES_PER_DECADE
 from ingest.lines import MINUTE_NS, LineSpec, clock_text, decimal
 from ingest.tokens import Tokeniser
+from ingest.volumes import SCALE, Volume, put_volume, volume_of
 from tapes.rules import Levels
 
 Lines = Literal["compact", "decimal", "words"]
@@ -55,7 +56,8 @@ def bars_of_levels(x: Levels, tape: int, header: str) -> tuple[Bars, LineSpec]:
         made[name] = reference + (levels[tape] - CENTRE) * unit
     codes = x.volume[tape]
     traded = volume * 10.0 ** ((codes - CENTRE) / CODES_PER_DECADE)
-    made["v"] = np.where(codes > 0, np.rint(traded * 10**_NANO), 0).astype(np.int64)
+    for bar, exact in zip(made, np.where(codes > 0, traded, 0.0).tolist(), strict=True):
+        put_volume(bar, Volume.of(round(exact * 10**_NANO) * 10 ** (SCALE - _NANO)))
     return made, LineSpec(decimals, _VOLUME_DECIMALS, price_scale=max(decimals, _NANO))
 
 
@@ -78,7 +80,7 @@ def _in_words(prompt: PromptFormat, bars: Bars, spec: LineSpec) -> list[list[int
     for bar in bars:
         clock = clock_text(int(bar["ts_open"]), MINUTE_NS)
         prices = [f"{name} {_price(int(bar[name[0]]), spec)}" for name in ("open", "high", "low", "close")]
-        volume = decimal(int(bar["v"]), spec.volume_decimals, _NANO)
+        volume = decimal(volume_of(bar).exact, spec.volume_decimals, SCALE)
         text = f"{clock[:2]}:{clock[2:]} {', '.join(prices)}, volume {volume}\n"
         found.append(prompt.encode(text))
     return found

@@ -109,7 +109,8 @@ class Pushes:
         media, allowed = _MEDIA[request.content], _types(source, request.format)
         if media not in allowed:
             names = " or ".join(name for name, each in _MEDIA.items() if each in allowed)
-            raise QueryError("bad_request", f"content: must be {names}")
+            why = f"content: must be {names}" if names else f"format: {request.format} is pushed by HTTP only"
+            raise QueryError("bad_request", why)
         options = PushOptions(request.format, request.source, request.date, request.replay)
         return PushReply(request.id, await self._take(request.data, media, source, options, tenant))
 

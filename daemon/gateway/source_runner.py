@@ -167,7 +167,8 @@ class SourceRunner:
         named = {f"{topic}/{number}": lag for (topic, number), lag in lags.items()}
         behind = self.group.behind
         venues = {} if self._decoder is None else self._decoder.venues
-        delays = {venue: clock.delay_ns for venue, clock in venues.items()}
+        now = time.time_ns()
+        delays = {venue: clock.delay_ns(now) for venue, clock in venues.items()}
         return {
             "foretick_venue_delay_seconds": {
                 venue: delay / 1e9 for venue, delay in delays.items() if delay is not None
@@ -200,14 +201,16 @@ class SourceRunner:
     async def _notify_read(self, flow: RingFlow) -> None:
         """Tell the engine up to when the source was read."""
         source: object = self.source
+        saving: asyncio.Task[None] | None = None  # beside: a slow disk must not hold this up
         while True:
             if isinstance(source, CatchesUp):
                 self._order.has_read(self.source.name, source.read_until_ns, flow.ring)
             elif not flow.paused:  # all that was sent meanwhile has come
                 self._order.has_read(self.source.name, time.monotonic_ns(), flow.ring)
             self._note_silence(flow)
-            if self._gaps is not None and self._gaps.is_due(time.monotonic_ns()):
-                await asyncio.to_thread(self._gaps.save)
+            is_free = saving is None or saving.done()
+            if self._gaps is not None and is_free and self._gaps.is_due(time.monotonic_ns()):
+                saving = asyncio.create_task(asyncio.to_thread(self._gaps.save))
             await asyncio.sleep(NOTIFY_S)
 
     def _note_silence(self, flow: RingFlow) -> None:

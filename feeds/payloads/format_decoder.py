@@ -135,8 +135,8 @@ class _MessageRow:
     def is_null(self, ref: Ref) -> bool:
         return self.row.is_null(ref)
 
-    def elements(self, ref: str) -> Sequence[Row]:
-        return [_MessageRow(each, self.message) for each in self.row.elements(ref)]
+    def elements(self, ref: str, of: str = "") -> Sequence[Row]:
+        return [_MessageRow(each, self.message) for each in self.row.elements(ref, of)]
 
 
 def _is_of_message(ref: str) -> bool:

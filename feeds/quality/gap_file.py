@@ -1,6 +1,7 @@
 """What is usual for the symbols of a source, in a file: a daemon that starts again knows it at once."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,7 @@ class GapFile:
 
     def __init__(self, path: Path, monitor: SilenceMonitor, now_ns: int) -> None:
         self._path, self._monitor, self._written_ns = path, monitor, now_ns
-        self._monitor.restore({name: _counts(each) for name, each in self._stored().items()})
+        self._monitor.restore({name: partial(_counts, each) for name, each in self._stored().items()})
 
     def is_due(self, now_ns: int) -> bool:
         """Whether to `save` now; then not again before `EVERY_NS`."""
@@ -52,7 +53,7 @@ class GapFile:
         return True
 
     def save(self) -> None:
-        """Write what the monitor has learnt; symbols that it does not read stay as they are."""
+        """Write what the monitor has learnt; symbols that it does not read stay as they are. Any thread."""
         symbols = {name: _packed(counts) for name, counts in self._monitor.learnt().items()}
         for name, each in self._stored().items():
             if len(symbols) < _MOST:

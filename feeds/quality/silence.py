@@ -84,7 +84,7 @@ class SilenceMonitor:
         self._factor, self._floor_ns, self._without = factor, floor_ns, without
         self._calendars = calendars or {}
         self._numbers: dict[str, int] = {}
-        self._restored: dict[str, Counts] = {}
+        self._restored: dict[str, Callable[[], Counts]] = {}
         """What was learnt before, of symbols that have not been read since."""
         self._counts = np.zeros((0, HOURS, BUCKETS), np.uint32)
         self._totals = np.zeros((0, HOURS), np.uint32)
@@ -96,26 +96,27 @@ class SilenceMonitor:
 
     def read(self, numbers: Mapping[str, int]) -> None:
         """Watch these symbols, VENUE:SYMBOL, by their numbers in records."""
-        self._numbers = dict(numbers)
-        more = max(self._numbers.values(), default=-1) + 1 - len(self._seen)
+        more = max(numbers.values(), default=-1) + 1 - len(self._seen)
         if more > 0:
             self._counts = np.concatenate([self._counts, np.zeros((more, HOURS, BUCKETS), np.uint32)])
             self._totals = np.concatenate([self._totals, np.zeros((more, HOURS), np.uint32)])
             self._newest, self._seen = (
                 np.concatenate([each, np.zeros(more, np.int64)]) for each in (self._newest, self._seen)
             )
-        for symbol in self._numbers.keys() & self._restored.keys():
-            number = self._numbers[symbol]
-            self._counts[number] += self._restored.pop(symbol)
+        for symbol in numbers.keys() & self._restored.keys():
+            number = numbers[symbol]
+            self._counts[number] += self._restored.pop(symbol)()
             self._totals[number] = self._counts[number].sum(axis=1)
+        self._numbers = dict(numbers)  # last: another thread may look its counts up
 
-    def restore(self, learnt: Mapping[str, Counts]) -> None:
-        """Go on from what `learnt` returned, before the first `read`."""
+    def restore(self, learnt: Mapping[str, Callable[[], Counts]]) -> None:
+        """Go on from what `learnt` returned, before the first `read`; each is called when it is needed."""
         self._restored |= learnt
 
     def learnt(self) -> dict[str, Counts]:
         """The gaps of each symbol of which something is known. Any thread."""
-        counts, numbers = self._counts, self._numbers
+        numbers = self._numbers  # before the counts, see `read`
+        counts = self._counts
         return {symbol: counts[number] for symbol, number in numbers.items() if counts[number].sum() >= LEAST}
 
     def learn(self, records: npt.NDArray[np.void], now: int) -> None:

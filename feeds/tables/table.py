@@ -104,6 +104,6 @@ class TableRow:
         column = self.table.columns.get(str(ref))
         return column is not None and column.valid is not None and not column.valid[self.at]
 
-    def elements(self, ref: str) -> Sequence["TableRow"]:
+    def elements(self, ref: str, of: str = "") -> Sequence["TableRow"]:
         """There is none. Raises MalformedRecord."""
         raise MalformedRecord("type", f"a table has no array {ref}")

@@ -46,12 +46,13 @@ def test_a_venue_is_ahead_by_the_earliest_arrival_of_the_last_minute_or_two(
         within = [[d for at, d in seen if now - at < limit] for limit in (60 * S, 120 * S)]
         least, most = (max(0, -min(delays)) for delays in within)
         assert least <= clock.ahead_ns <= most
-        assert min(within[1]) <= (clock.delay_ns or 0) <= min(within[0])
+        assert min(within[1]) <= (clock.delay_ns(now) or 0) <= min(within[0])
 
 
 def test_a_clock_of_ours_that_is_set_back_starts_anew() -> None:
     clock = VenueClock()
-    assert (clock.delay_ns, clock.ahead_ns) == (None, 0)
+    assert (clock.delay_ns(0), clock.ahead_ns) == (None, 0)
     clock.observe(1_000 * S, 1_000 * S)
     clock.observe(900 * S + 3, 900 * S)
     assert clock.ahead_ns == 3
+    assert [clock.delay_ns((900 + later) * S) for later in (0, 60, 180)] == [-3, -3, None]

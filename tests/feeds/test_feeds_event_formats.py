@@ -178,6 +178,20 @@ def test_levels_may_be_pairs_and_a_side_may_be_left_out(tmp_path: Path) -> None:
     assert ([(str(p), str(q)) for p, q in book.bids], book.asks) == ([("9.5", "3"), ("9", "4")], [])
 
 
+def test_a_side_that_is_not_there_is_empty(desk: FormatDecoder) -> None:
+    for other in ({}, {"a": None}, {"a": []}):
+        (book,) = read(desk, sent("depth", b=[{"p": "9", "q": "1"}], **other))
+        assert (len(book.bids), book.asks) == (1, [])
+    assert refused(desk, sent("depth"))[0] == "missing_field"
+    assert "asks: there is no array at a" in refused(desk, sent("depth", b=[], a="none"))[1]
+
+
+def test_an_action_may_take_effect_at_once(desk: FormatDecoder) -> None:
+    for ex in ({}, {"ex": None}):
+        (split,) = read(desk, sent("corporate", what="SPLIT", ratio="4", **ex))
+        assert (split.action, split.effective) == ("split", 0)
+
+
 @pytest.mark.parametrize(
     ("levels", "reason"),
     [
@@ -278,6 +292,19 @@ def test_an_action_of_one_kind_needs_its_field(tmp_path: Path) -> None:
         load_format(tmp_path / "form.toml", of_messages=True)
 
 
+CELLS = """
+description = "no header, and no time"
+container = "csv"
+header = false
+[[records]]
+kind = "trade"
+venue = "X"
+symbol = "AAA"
+time = { format = "receive" }
+fields = { price = 0, size = 1 }
+"""
+
+
 def test_a_body_may_be_a_message_or_a_file(tmp_path: Path) -> None:
     """Files come first: a message's format is what only messages can be."""
     received = DESK.replace('format = "epoch-ms"', 'format = "receive"')
@@ -286,13 +313,17 @@ def test_a_body_may_be_a_message_or_a_file(tmp_path: Path) -> None:
     )
     (tmp_path / "tape.toml").write_text(FILE)
     desk, tape = (BodyFormat.load(str(tmp_path / f"{name}.toml")) for name in ("desk", "tape"))
-    assert (desk.decoder is None, tape.decoder is None) == (False, True)
+    assert (desk.of_messages, tape.of_messages) == (True, False)
     body = json.dumps([sent("t", px="1.5", qty="2"), sent("t", px="-1", qty="2"), sent("bell")]).encode()
     found = convert(body, desk, None, most=5, now_ns=NOW, signed={"X:BBB"})
     assert found.moments == [("X:AAA", NOW), ("X:*", NOW)]
     assert [(number, error.reason) for number, error in found.errors] == [(0, "price")]
     found = convert(body, desk, None, most=5, now_ns=NOW, signed={"X:AAA"})
     assert (found.usable, found.errors) == (3, [])
+    (tmp_path / "cells.toml").write_text(CELLS)
+    cells = BodyFormat.load(str(tmp_path / "cells.toml"))
+    for line in (b"1.5,2", b"1.5,2,more", b"1.5,2"):
+        assert convert(line, cells, None, most=5, now_ns=NOW).usable == 1, "a body is a file of its own"
     with pytest.raises(TooMany):
         convert(body, desk, None, most=2, now_ns=NOW)
     with pytest.raises(FormatError, match=r"none\.toml"):

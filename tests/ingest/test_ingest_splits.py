@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.backlog import Backlog, TapeWindow
-from ingest.bar_kernel import BAR, RESETS
+from ingest.bar_kernel import BAR, LATE, NEVER, RESETS, Bars
 from ingest.bars import BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
 from ingest.events import events_code
+from ingest.late_updates import Amender
 from ingest.lines import LineSpec
 from ingest.plane import SessionSpec, TapeRecord
 from ingest.record import ACTION, SPLIT, TRADE, Records, RecordWriter
@@ -192,6 +193,39 @@ def test_a_factor_of_nine_decimals_is_the_ratio_that_it_stands_for(split: str) -
     assert ratio_of(announced / NANO) == ratio
 
 
+@pytest.mark.parametrize("units", [10**7, 1_500_000, 10**9])
+def test_many_old_units_are_one_new_one(units: int) -> None:
+    """A redenomination: the factor is small, and the number of old units is what is exact."""
+    ratio = ratio_of(1 / units)
+    assert ratio == Fraction(1, units)
+    assert adjusted([7], Volume.of(units), ratio) == ([7 * units], Volume.of(1))
+
+
+def test_a_window_that_begins_with_a_dropped_record_begins_with_the_next_bar() -> None:
+    """Also behind a snapshot."""
+
+    def numbers(bars: Bars) -> list[list[int]]:
+        return [[int(each)] for each in bars["ts_open"] // SECOND]
+
+    rows = np.zeros(4, BAR)
+    rows["ts_open"] = rows["ts_last_event"] = np.array([1, 2, 1, 3]) * SECOND
+    rows["interval"], rows["n_ticks"], rows["late_open"] = SECOND, 1, NEVER
+    rows["flags"][2] = LATE | RESETS
+    for stored in (False, True):
+        amender = Amender(numbers, TapeWindow(4096))
+        amender.encode(rows[:2])
+        made, _, restarts = amender.encode(rows[2:3])
+        assert (len(made), restarts) == (0, {})
+        if stored:
+            cut = amender.cut()
+            amender = Amender(
+                lambda bars: [[int(each)] for each in bars["ts_open"] // SECOND], TapeWindow(4096)
+            )
+            amender.restore(cut)
+        made, lines, restarts = amender.encode(rows[3:])
+        assert (len(made), lines, restarts) == (1, [[3]], {0: Restart(None, ())})
+
+
 def test_a_price_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(OverflowError):
         adjusted([10**18], Volume.of(0), Fraction(1, 100))
@@ -201,7 +235,8 @@ def test_a_price_that_does_not_fit_is_an_error() -> None:
 def test_a_window_that_begins_again_among_skipped_bars_is_empty(split: float) -> None:
     bars = np.zeros(8, BAR)
     bars["flags"][2], bars["split"][2] = RESETS, split
+    bars["flags"][4] = LATE
     backlog = Backlog(TapeWindow(records=4), skips=True)
     backlog.add(bars)
-    assert [bool(flags & RESETS) for flags in backlog.bars["flags"]] == [True, False, False, False]
+    assert [bool(flags & RESETS) for flags in backlog.bars["flags"]] == [False, True, False, False]
     assert not backlog.bars["split"].any()

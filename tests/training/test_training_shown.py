@@ -1,6 +1,7 @@
 """A drawn tape in decimal lines and in words says what its levels say, in the words of the daemon."""
 
 import re
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -78,3 +79,14 @@ def test_compact_lines_are_the_levels_themselves(prompt: PromptFormat, drawn: Dr
     ]
     assert [prompt.tokenizer.decode(line)[:12] for line in made.lines] == expected
     assert made.price(7) == "007"
+
+
+def test_large_volumes_are_shown_as_they_are(prompt: PromptFormat, drawn: Drawn) -> None:
+    """Beyond what fits 64 bits in units of 1e-9."""
+    x = replace(drawn.levels, volume=np.full_like(drawn.levels.volume, 800))
+    header = "reference 100.00 unit 0.01 volume 950000000 percent 100\n"
+    decimal, words = (shown(prompt, lines, x, 0, header, []) for lines in ("decimal", "words"))
+    for made, said in zip(decimal.lines, words.lines, strict=True):
+        number = prompt.tokenizer.decode(made).strip().rpartition(",")[2]
+        assert float(number) == pytest.approx(950e6 * 10**1.5, rel=1e-9)
+        assert prompt.tokenizer.decode(said).strip().endswith(f"volume {number}")

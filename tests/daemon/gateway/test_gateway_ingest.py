@@ -289,7 +289,7 @@ async def test_a_venue_s_clock_is_measured_by_live_records_with_its_time(rig):
     )
     await asyncio.wait_for(ingest.run(), 20)
     assert clock.ahead_ns == 200
-    assert {venue: each.delay_ns for venue, each in ingest.venues.items()} == {"V": -200}
+    assert {venue: each.delay_ns(START) for venue, each in ingest.venues.items()} == {"V": -200}
     assert r.dead_letters == []
 
 
@@ -539,7 +539,7 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
                     ("foretick_clock_skew_records_total", {"source": "test"}),
                 )
             ]
-            ahead = [clock.delay_ns for clock in (*clocks.values(), ingest.venues["V"])]
+            ahead = [clock.delay_ns(START) for clock in (*clocks.values(), ingest.venues["V"])]
             return (
                 records.tobytes(),
                 counts,
