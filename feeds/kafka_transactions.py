@@ -194,7 +194,8 @@ class KafkaTransactions:
             offsets = [GroupOffsets(self._numbers, {self._marker: CommitPoint(number)})]
             if partitions:
                 owner = await self._membership(partitions, member)
-                offsets += [GroupOffsets(owner, points)] if points else []
+                if own := points or await self._unchanged(owner, partitions):
+                    offsets.append(GroupOffsets(owner, own))
             refused: MessagesRefused | None = None
             may_be_ours = True
             try:
@@ -218,6 +219,25 @@ class KafkaTransactions:
         self._number = number
         self.outcomes["committed"] += 1
         self.connection.up()
+
+    async def _unchanged(
+        self, owner: Membership, partitions: Set[Partition]
+    ) -> Mapping[Partition, CommitPoint]:
+        """The offsets of these partitions as they are committed, to be committed again.
+
+        A broker refuses a former member by the generation that comes with the offsets of its group. Without
+        any, what a process answers that was stopped while its partitions moved would be written twice.
+        """
+        while True:
+            try:
+                found = await self.committed(owner.group, sorted(partitions))
+            except OffsetsUnknown as error:
+                if not await until(self._stop, self.connection.wait_before_retry(error)):
+                    raise SinkStopped(f"{self.name}: stopped before a transaction") from error
+            else:
+                return {
+                    partition: CommitPoint(found[partition].offset) for partition in partitions & found.keys()
+                }
 
     async def _membership(
         self, partitions: Set[Partition], member: Callable[[], Membership | None]

@@ -79,6 +79,51 @@ async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go
         await sink.stop()
 
 
+TICKS = ("ticks", 3)
+
+
+class Group:
+    """Offsets of the group "desk", and what a producer was given to commit."""
+
+    def __init__(self, stored: Mapping[Partition, CommitPoint]) -> None:
+        self.stored, self.asked = stored, list[tuple[str, list[Partition]]]()
+        self.committed: list[Sequence[GroupOffsets]] = []
+
+    async def open(self) -> None:
+        pass
+
+    async def transact(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
+        self.committed.append(offsets)
+
+    async def close(self) -> None:
+        pass
+
+    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
+        self.asked.append((group, list(partitions)))
+        return self.stored if group == "desk" else {}
+
+
+@pytest.mark.parametrize("stored", [{TICKS: CommitPoint(41, {"s": b"state"})}, {}], ids=["committed", "new"])
+async def test_answers_without_new_offsets_are_fenced_by_those_that_are_committed(
+    stored: dict[Partition, CommitPoint],
+) -> None:
+    """A broker knows a former member by the generation that comes with offsets of its group alone."""
+    group = Group(stored)
+    sink = KafkaTransactions("kafka", "a:1", "pair", MARKER, lambda: group, group)  # type: ignore[arg-type]
+    await sink.start()
+    ours = Membership("desk", "member", 7, partitions=frozenset({TICKS}))
+    message = [OutgoingMessage("answers", None, b"")]
+    await sink.commit(message, {}, lambda: ours, {TICKS})
+    ((_, *again),) = group.committed
+    assert again == ([GroupOffsets(ours, {TICKS: CommitPoint(41)})] if stored else [])
+    await sink.commit(message, {TICKS: CommitPoint(50)}, lambda: ours, {TICKS})
+    assert group.committed[1][1:] == [GroupOffsets(ours, {TICKS: CommitPoint(50)})]
+    await sink.commit(message, {}, lambda: ours)  # about no partition
+    assert len(group.committed[2]) == 1
+    assert [each for each in group.asked if each[0] == "desk"] == [("desk", [TICKS])]
+    await sink.stop()
+
+
 @pytest.mark.kafka
 async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.LogCaptureFixture) -> None:
     """It must not hang, which a new producer would follow; that the broker is away is logged meanwhile."""
