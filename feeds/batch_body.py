@@ -40,6 +40,12 @@ class Body:
         """The number of usable records."""
         return len(self.moments)
 
+    def refuse(self, line: int, error: MalformedRecord) -> None:
+        """A line, or a row, of a declared format is not usable."""
+        self.errors.append((line, error))
+        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
+        self.faults.append((error.key, fault))
+
 
 class TooMany(ValueError):
     """A body holds more records than can ever be taken at once."""
@@ -121,21 +127,17 @@ def convert(
     if not form.of_messages:
         return _convert_file(body, form.form, day, most)
     found = Body()
-
-    def refuse(line: int, error: MalformedRecord) -> None:
-        found.errors.append((line, error))
-        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
-        found.faults.append((error.key, fault))
-
     message = Incoming("", 0, 0, None, body, {}, now_ns)
-    records, found.passed_over = form.decoder().read(message, refuse)
+    records, found.passed_over = form.decoder().read(message, found.refuse)
     _check(len(records), most)
     for record in records:
         try:
             if record.key not in signed:
                 check_prices(record)
         except MalformedRecord as error:
-            refuse(0, MalformedRecord(error.reason, error.message, key=record.key, ts_event=record.ts_event))
+            found.refuse(
+                0, MalformedRecord(error.reason, error.message, key=record.key, ts_event=record.ts_event)
+            )
         else:
             found.payloads.append(encode(record))
             found.moments.append((record.key, record.ts_event))
@@ -148,12 +150,9 @@ def _convert_file(body: bytes, form: FileFormat, day: date | None, most: int) ->
     def pass_over(_line: int, _name: str) -> None:
         found.passed_over += 1
 
-    def refuse(line: int, error: MalformedRecord) -> None:
-        found.errors.append((line, error))
-        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
-        found.faults.append((error.key, fault))
-
-    for record in read_text(io.BytesIO(body), form, day or form.date_of(), refuse, pass_over, numbered=False):
+    for record in read_text(
+        io.BytesIO(body), form, day or form.date_of(), found.refuse, pass_over, numbered=False
+    ):
         found.payloads.append(encode(record))
         found.moments.append((record.key, record.ts_event))
         _check(len(found.payloads), most)

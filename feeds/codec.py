@@ -42,7 +42,7 @@ MAX_LEVELS = 10
 _MAX_FACTOR = Fixed(10**9 * 10**18)
 
 _PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close", "factor", "amount"))
-_SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))
+SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))
 _PATH = re.compile(r"`\$\.(\w+)")
 
 
@@ -193,7 +193,7 @@ def _reason(text: str) -> Reason:
     field = path.group(1) if path else ""
     if field in _PRICES:
         return "price"
-    return "size" if field in _SIZES else "type"
+    return "size" if field in SIZES else "type"
 
 
 def check_record(record: Received, *, any_price: bool = False) -> None:

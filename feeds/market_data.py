@@ -137,7 +137,7 @@ class Book(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag=
 AnyRecord = Trade | Quote | Bar
 Event = Text | Status | Action | Book
 """Records that are in no bar."""
-Recorded = Trade | Quote | Bar | Text | Status | Action | Book
+Recorded = AnyRecord | Event
 """What a declared format can read."""
 Received = Trade | Quote | Bar | VenueHeartbeat | Event
 """What a source sends."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord
+from feeds.codec import SIZES, YEAR_1990, YEAR_2100, MalformedRecord
 from feeds.decimals import NANO, BinaryFloat, Fixed, fixed_of_float, parse_fixed, round_fixed
 from feeds.file_format import OPTIONAL, PRICES, FileFormat, RecordFormat, Ref, TimeFormat
 from feeds.file_rows import Row
@@ -12,7 +12,6 @@ from feeds.timestamps import ParseTime, likely_unit
 from feeds.wall_times import Moment
 
 _SEQ_DIGITS = 20
-_SIZES = ("size", "bid_size", "ask_size", "volume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class RowValues:
         try:
             return self.read_number(name, text)
         except ValueError as error:
-            raise MalformedRecord("size" if name in _SIZES else "price", f"{name}: {error}") from None
+            raise MalformedRecord("size" if name in SIZES else "price", f"{name}: {error}") from None
 
     def read_number(self, name: str, text: str) -> Fixed:
         """The number of a field from its text. Raises ValueError."""

@@ -61,7 +61,7 @@ class Amender:
 
     def cut(self) -> LateUpdateState:
         """Its state."""
-        bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
+        bars = self._kept()
         times = self._newest, self._gap, self._late_open
         begins = self._restart is not None
         return LateUpdateState(self._retained.rows(), Rows.of(bars), *times, self._splits, begins)
@@ -73,7 +73,7 @@ class Amender:
         self._retained.restore(cut.retained)
         self._newest, self._gap, self._late_open = cut.newest, cut.gap, cut.late_open
         self._splits = list(cut.splits)
-        self._restart = self._window() if cut.begins else None
+        self._restart = self._window(self._lines(bars)) if cut.begins else None
 
     def encode(self, rows: Bars) -> tuple[Bars, list[list[int]], dict[int, Restart]]:
         """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines.
@@ -159,13 +159,17 @@ class Amender:
             key = int(bar["leg"]), int(bar["ts_open"])
             self._bars[key] = bar.copy()
             self._retain(key, len(line), int(bar["ts_last_event"]))
-        self._restart = self._window()
+        self._restart = self._window(lines[len(lines) - len(self._bars) :])
 
-    def _window(self) -> Restart:
-        """The bars that are retained, as a window."""
-        bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
+    def _kept(self) -> Bars:
+        """The bars that are retained, BAR [n]."""
+        return np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
+
+    def _window(self, lines: list[list[int]]) -> Restart:
+        """The bars that are retained, as a window; ``lines``: theirs."""
+        bars = self._kept()
         events, opened = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
-        window = ((tuple(line), event) for line, event in zip(self._lines(bars), events, strict=True))
+        window = ((tuple(line), event) for line, event in zip(lines, events, strict=True))
         return Restart(None, tuple(window), tuple(opened))
 
     def _retain(self, key: _Key | None, tokens: int, event: int) -> None:

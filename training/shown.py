@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.model.chat_format import PromptFormat
 from ingest.bar_kernel import BAR, Bars
-from ingest.compact import CENTRE, CODES_PER_DECADE
+from ingest.compact import CENTRE, CODES_PER_DECADE, Anchor
 from ingest.lines import MINUTE_NS, LineSpec, clock_text, decimal
 from ingest.tokens import Tokeniser
 from ingest.volumes import SCALE, Volume, put_volume, volume_of
@@ -41,33 +41,30 @@ def shown(
     bars, spec = bars_of_levels(x, tape, header)
     made = Tokeniser(prompt.encode).lines(bars, spec) if lines == "decimal" else _in_words(prompt, bars, spec)
     frozen = prompt.frozen(None, questions)
-    reference, unit, _ = _anchor(header, spec.price_decimals)
-    return Shown(frozen, made, lambda level: _price(reference + (level - CENTRE) * unit, spec))
+    anchor = _anchor(header)
+    return Shown(frozen, made, lambda level: anchor.printed(f"{level:03d}"))
 
 
 def bars_of_levels(x: Levels, tape: int, header: str) -> tuple[Bars, LineSpec]:
     """A tape's bars, BAR [bars], with the prices and volumes that its levels and codes stand for."""
-    decimals = max(len(word.partition(".")[2]) for word in (header.split()[1], header.split()[3]))
-    reference, unit, volume = _anchor(header, decimals)
+    anchor = _anchor(header)
     made = np.zeros(len(x.close[tape]), BAR)
     made["ts_open"] = OPENED + MINUTE_NS * np.arange(len(made))
     made["interval"] = MINUTE_NS
     for name, levels in zip("ohlc", (x.open, x.high, x.low, x.close), strict=True):
-        made[name] = reference + (levels[tape] - CENTRE) * unit
+        made[name] = anchor.price(levels[tape])
     codes = x.volume[tape]
-    traded = volume * 10.0 ** ((codes - CENTRE) / CODES_PER_DECADE)
+    traded = anchor.volume / 10**SCALE * 10.0 ** ((codes - CENTRE) / CODES_PER_DECADE)
     for bar, exact in zip(made, np.where(codes > 0, traded, 0.0).tolist(), strict=True):
         put_volume(bar, Volume.of(round(exact * 10**_NANO) * 10 ** (SCALE - _NANO)))
-    return made, LineSpec(decimals, _VOLUME_DECIMALS, price_scale=max(decimals, _NANO))
+    return made, LineSpec(anchor.price_decimals, _VOLUME_DECIMALS, price_scale=anchor.price_scale)
 
 
-def _anchor(header: str, decimals: int) -> tuple[int, int, float]:
-    """Reference and unit of an anchor's line in units of a tape's bars, and its volume."""
-    words = header.split()
-    scale = max(decimals, _NANO)
-    reference, unit = (int(whole + part.ljust(scale, "0")) for whole, _, part in
-                       (words[at].partition(".") for at in (1, 3)))  # fmt: skip
-    return reference, unit, float(words[5])
+def _anchor(header: str) -> Anchor:
+    """The anchor that has this line."""
+    _, reference, _, unit, _, volume, *_ = header.split()
+    decimals = max(len(number.partition(".")[2]) for number in (reference, unit))
+    return Anchor.of(reference, unit, volume, decimals, max(decimals, _NANO))
 
 
 def _price(value: int, spec: LineSpec) -> str:

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from feeds.file_format import NUMBERS, Kind, Ref
+from feeds.file_format import NEEDED, NUMBERS, Kind, Ref
 from feeds.market_data import Side
 from feeds.proposals.sample import Row
 from feeds.source import YEAR_1990, YEAR_2100
@@ -41,11 +41,8 @@ _SIDES: Mapping[str, Side] = {
 }  # fmt: skip
 _MAKER = {"true": "sell", "false": "buy"}
 """Of a member that says whether the buyer was the maker."""
-_NEEDED: Mapping[Kind, tuple[str, ...]] = {
-    "bar": ("open", "high", "low", "close"),
-    "quote": ("bid", "ask"),
-    "trade": ("price", "size"),
-}
+_KINDS: tuple[Kind, ...] = ("bar", "quote", "trade")
+"""Those that are looked for, the ones with more fields first."""
 PATTERNS = (
     "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y.%m.%d %H:%M:%S",
     "%Y.%m.%d %H:%M", "%Y%m%d %H%M%S%f", "%Y%m%d %H%M%S", "%Y%m%d %H:%M:%S", "%Y%m%d-%H:%M:%S.%f",
@@ -94,12 +91,12 @@ def fields_of(rows: Sequence[Row]) -> Fields | None:
     if time is None:
         return None
     kind: Kind | None = None
-    for each, needed in _NEEDED.items():
+    for each in _KINDS:
         found = {}
         for field in NUMBERS[each]:
             if (ref := find(field, is_number)) is not None:
                 found[field] = ref
-        if all(field in found for field in needed):
+        if all(field in found for field in NEEDED[each]):
             kind = each
             break
     if kind is None:

@@ -299,9 +299,9 @@ async def test_a_vendor_s_own_messages_become_lines(tmp_path: Path) -> None:
             await until(lambda: daemon.state().halted and daemon.state().live_records == 3, 20)
             assert window(daemon)[1:] == ["text,Rates cut by 25 bp", "halt"]
             await until(lambda: len(list(daemon.sink.messages(DEAD))) == 1, 20)
-            (letter,) = daemon.sink.messages(DEAD)
-            assert isinstance(letter, DeadLetter)
-            assert (letter.reason, "among state_values" in letter.error) == ("type", True)
+            (refused,) = daemon.sink.messages(DEAD)
+            assert isinstance(refused, DeadLetter)
+            assert (refused.reason, "among state_values" in refused.error) == ("type", True)
         await sink.stop()
 
 
