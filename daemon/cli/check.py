@@ -25,6 +25,9 @@ from feeds.kafka_client import BrokerError
 from feeds.topic_sample import TopicSample
 from flash.registry import Registry
 
+_NAMED = 5
+"""Symbols that a finding names."""
+
 
 @click.command("check")
 @config_option
@@ -132,7 +135,12 @@ def placement_findings(
             places = "; ".join(f"{symbol} in {_listed(found)}" for symbol, found in where.items())
             why = "is split between daemons: give all its records one key"
             yield Finding(key, f"session {session.name} {why} ({places})", ok=False)
-    yield Finding(key, f"{count} partitions; {len(seen)} symbols of the sessions are in their newest records")
+    wanted = {symbol for session in sessions for symbol in session.symbols}
+    text = f"{count} partitions; {len(seen)} symbols of the sessions are in their newest records"
+    if unseen := sorted(wanted - seen):
+        more = f" and {len(unseen) - _NAMED} others" if len(unseen) > _NAMED else ""
+        text += f"; which partition has {', '.join(unseen[:_NAMED])}{more} is not known"
+    yield Finding(key, text)
 
 
 def _listed(partitions: Iterable[tuple[str, int]]) -> str:

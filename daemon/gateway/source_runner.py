@@ -23,7 +23,7 @@ from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.gateway.ring_flow import RingFlow
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
-from daemon.gateway.stream_names import Streams
+from daemon.gateway.stream_names import StreamNames
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.market_data import DeadLetter
 from feeds.payloads.payload_decoder import PayloadDecoder
@@ -67,7 +67,7 @@ class SourceRunner:
         progress: ProgressStore,
         send: Callable[[protocol.Command], None],
         standby: Standby,
-        streams: Streams,
+        streams: StreamNames,
         order: RingTurns,
         clocks: Mapping[str, VenueClock],
         gaps: GapFile | None = None,

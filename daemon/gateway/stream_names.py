@@ -7,7 +7,7 @@ from feeds.market_data import InputRange
 from ingest.record import ReadRange, stream_number
 
 
-class Streams:
+class StreamNames:
     """Their names. ``several``: there are several sources, so that ranges name theirs."""
 
     def __init__(self, *, several: bool = False) -> None:

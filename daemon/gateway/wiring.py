@@ -56,7 +56,7 @@ from daemon.gateway.services import Services
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.status import Status
-from daemon.gateway.stream_names import Streams
+from daemon.gateway.stream_names import StreamNames
 from daemon.gateway.watermarks import closed_until
 from daemon.progress import Progress
 from daemon.session_life import CLOSED
@@ -244,7 +244,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     standby = Standby(store, configured=config.recovery.standby)
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
-    streams = Streams(several=several)
+    streams = StreamNames(several=several)
     sessions = Sessions(config, store, partial(_is_open, config, base.engine, standby))
     sink = _transactional(base)
     outbox = Outbox(

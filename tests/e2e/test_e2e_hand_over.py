@@ -93,8 +93,9 @@ async def test_partitions_move_warm_when_a_daemon_joins_and_when_one_stops(
     await group.answered()
     names = [session.name for session in first.config.sessions]
     async with group.market():
-        second = await group.join("two")
-        await group.shared()
+        async with asking(first):
+            second = await group.join("two")
+            await group.shared()
         async with asking(first, second) as asked:
             assert second.store.value("foretick_hand_overs_total", kind="planned") == 1
             assert second.store.value("foretick_hand_overs_total", kind="unplanned") == 0

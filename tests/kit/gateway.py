@@ -27,7 +27,7 @@ from daemon.gateway.queries import Begin, Queries
 from daemon.gateway.record_decoder import Opener, RecordDecoder, RingTurns
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
-from daemon.gateway.stream_names import Streams
+from daemon.gateway.stream_names import StreamNames
 from daemon.ledger import ledger
 from daemon.progress import Position
 from daemon.session_life import Event, Lives, refuse
@@ -327,7 +327,7 @@ def inputs_of(
         "progress": progress,
         "order": RingTurns(),
         "standby": Standby(store),
-        "streams": Streams(),
+        "streams": StreamNames(),
         "clocks": defaultdict(VenueClock),
         "send": lambda command: None,
         "outbox": Outbox([], [], store),
@@ -351,7 +351,7 @@ def make_publisher(
     standby: Standby | None = None,
 ) -> Publisher:
     """A publisher of one source to ``routes``; not started."""
-    streams = Streams()
+    streams = StreamNames()
     streams.name(STREAM)
     return Publisher(
         config,

@@ -23,7 +23,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.checkpoint.outbox import Outbox, nothing
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
-from daemon.gateway.stream_names import Streams
+from daemon.gateway.stream_names import StreamNames
 from daemon.progress import Position, WindowStart
 from daemon.session_life import FOLLOWING, VOID, Event, State
 from feeds.market_data import Answer, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -162,7 +162,7 @@ class Publisher:
         progress: ProgressStore,
         outbox: Outbox,
         standby: Standby,
-        streams: Streams,
+        streams: StreamNames,
     ) -> None:
         self.streams, self.progress, self.outbox, self._standby = streams, progress, outbox, standby
         self._sessions, self._store = sessions, store
