@@ -19,7 +19,7 @@ from ingest.bar_kernel import BAR, RESETS, Bars
 from ingest.lines import check_decimals, decimal, round_half_even
 from ingest.plane_state import CompactState, Rows
 from ingest.splits import adjusted, ratio_of
-from ingest.tokens import Fields, Tokeniser, whole_units
+from ingest.tokens import Fields, Tokeniser, compact_line, whole_units
 from ingest.volumes import HIGH, LOW, Volume
 from ingest.volumes import SCALE as VOLUME_SCALE
 from support.numba_kernel import kernel
@@ -107,6 +107,8 @@ class Anchor:
 
 WIDEST = Anchor(1 - 92 * 10**17, 1, (92 * 10**24 - 1) * 10**VOLUME_SCALE, price_scale=18)
 """An anchor with the longest header; volumes, of three significant digits, stay far below this one."""
+
+WIDEST_LINE = compact_line([HIGHEST] * 5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from feeds.decimals import to_units
 from flash.confidence import Calibration
 from flash.question import EXACT_VALUE, PAPER_SIX, PreparedQuestion, Question
 from flash.registry import BadQuestion, Registry, Standing
-from ingest.compact import WIDEST, CompactSpec
+from ingest.compact import WIDEST, WIDEST_LINE, CompactSpec
 from ingest.lines import LineSpec
 from regions.offload.snapshot_format import ForeignSnapshot, Identity, Restoring, SnapshotError
 from regions.tape import Retention, Tape
@@ -360,8 +360,11 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    sizes = PoolSizes(config, longest + (header if compact else 0))
+    window = partial(window_tokens, prompt)
+    sizes = PoolSizes(config, longest + (header if compact else 0), window)
     largest = sizes.largest(compact)
+    if not config.opens_by_partition:
+        check_pool(config, config.sessions, compact, window)
     blocks = _capacity(config, sizes, compact, largest, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
     least = longest + max((session.summed_tokens for session in config.all_sessions), default=0)
@@ -403,7 +406,6 @@ def _capacity(
     """
     needed, least = config.pool.blocks or sizes.all(compact), sizes.shared + largest
     if not config.opens_by_partition:
-        check_pool(config, config.sessions, compact)
         least = max(least, sizes.configured(compact))
     if not config.pool.blocks:
         needed = min(needed, max(fitting_blocks(config.pool, loaded), least))
@@ -489,6 +491,14 @@ def retention_of(session: SessionConfig, prompt: PromptFormat) -> Retention:
 def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
     """Longest window in bars: as configured, or else what the model was trained on; 0 is no limit."""
     return session.retention_records or (prompt.terse.window_bars if prompt.terse is not None else 0)
+
+
+def window_tokens(prompt: PromptFormat, session: SessionConfig) -> int:
+    """Tokens that its window can hold: of a terse model, whose lines are all of one length, so many bars."""
+    if prompt.terse is None:
+        return session.retention_tokens
+    line = len(prompt.encode(WIDEST_LINE))
+    return min(session.retention_tokens, line * retained_records(session, prompt))
 
 
 def prefixes_of(

@@ -9,27 +9,40 @@ from daemon.config.schema import Config, SessionConfig
 from engine.engine import Engine
 from feeds.connector import SettingError
 
+Window = Callable[[SessionConfig], int]
+"""Tokens that the window of a session can hold."""
 
-def check_pool(config: Config, sessions: Iterable[SessionConfig], compact: Collection[str]) -> None:
+
+def kept_tokens(session: SessionConfig) -> int:
+    """As many as are kept, where lines may have any length."""
+    return session.retention_tokens
+
+
+def check_pool(
+    config: Config, sessions: Iterable[SessionConfig], compact: Collection[str], window: Window
+) -> None:
     """`pool_size` again, now that it is known which sessions are ``compact``. Raises SettingError."""
-    known = [structs.replace(s, lines="compact") if s.name in compact else s for s in sessions]
+    known = [
+        structs.replace(s, lines="compact" if s.name in compact else s.lines, retention_tokens=window(s))
+        for s in sessions
+    ]
     for problem in pool_size(config, known):
         raise SettingError(*problem)
 
 
 class PoolSizes:
-    """Blocks that sessions need at their retention, twice over, and those that all share.
+    """Blocks that sessions need for their windows, twice over, and those that all share.
 
-    A tape needs its window and one batch. An `exact` tape, one of the ``compact`` sessions, or one with a
+    A tape needs its window and one append. An `exact` tape, one of the ``compact`` sessions, or one with a
     rollup also needs the window that replaces it, and the latter two what they do not share of their prefix.
     The others share room for one window that is only compared or that gets other numbered questions, and for
     prefixes with them. Forks that read old versions keep what was evicted meanwhile, and the cell budget
     reserves its share of the pool for questions.
     """
 
-    def __init__(self, config: Config, frozen_tokens: int) -> None:
+    def __init__(self, config: Config, frozen_tokens: int, window: Window = kept_tokens) -> None:
         """``frozen_tokens``: of the longest frozen prefix."""
-        self._config, self._frozen = config, frozen_tokens
+        self._config, self._frozen, self._window = config, frozen_tokens, window
         self._sessions = config.all_sessions
 
     @property
@@ -37,7 +50,7 @@ class PoolSizes:
         """Blocks that are needed without any session."""
         limits, is_frozen = self._config.scheduler, self._config.flash.placement == "frozen"
         window = (
-            s.retention_tokens
+            self._window(s)
             for s in self._sessions
             if not _is_replaced(s) and (s.divergence_every or is_frozen)
         )
@@ -49,8 +62,9 @@ class PoolSizes:
 
     def of(self, session: SessionConfig, *, compact: bool) -> int:
         """Blocks that a session needs."""
-        tokens = session.retention_tokens + self._config.scheduler.max_batch_tokens + session.summed_tokens
-        tokens += session.retention_tokens * (compact or _is_replaced(session))
+        window = self._window(session)
+        tokens = window + min(window, self._config.scheduler.max_batch_tokens) + session.summed_tokens
+        tokens += window * (compact or _is_replaced(session))
         tokens += self._frozen * compact
         return self._blocks(2 * tokens) + 2
 

@@ -12,7 +12,7 @@ from daemon import protocol
 from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import Emit
-from daemon.engine.build import Built, about, header_of, line_spec, retention_of
+from daemon.engine.build import Built, about, header_of, line_spec, retention_of, window_tokens
 from daemon.engine.pool_size import check_pool
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
@@ -235,7 +235,8 @@ class EngineSessions:
             lines = self.built.lines | {session.name: line}
             pool = structs.replace(self.config.pool, blocks=limit.capacity)
             compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
-            check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact)
+            window = partial(window_tokens, self.built.prompt)
+            check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact, window)
         return line
 
     def _between(self, command: protocol.SessionCommand, work: Callable[..., None], *of: Any) -> bool:

@@ -1,12 +1,17 @@
 """The pool is as large as the open sessions need."""
 
+import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, PoolConfig
-from daemon.engine.build import build, opened_at_start
+from daemon.config.schema import Config, ModelConfig, PoolConfig
+from daemon.engine.build import build, opened_at_start, window_tokens
 from daemon.engine.pool_size import PoolLimit, PoolSizes
 from engine.engine import Engine
+from feeds.connector import SettingError
+from ingest.compact import WIDEST_LINE
+from ingest.tokens import compact_line
 from tests.engine.oracle import tiny
 from tests.kit import inproc_config, log_source
 
@@ -79,3 +84,32 @@ def test_a_pool_need_not_hold_all_sessions_of_a_group() -> None:
     of_a_group = replace(inproc_config(NAMES), source=log_source(), pool=fits)
     assert not cross_check(of_a_group)
     assert cross_check(replace(of_a_group, pool=PoolConfig(blocks=least - 2)))
+
+
+def test_a_session_of_the_tape_model_takes_the_memory_of_its_window() -> None:
+    """Its lines are of one length, and it keeps so many bars: however full the tape, there is room for it."""
+    config = inproc_config(model=ModelConfig(), pool=PoolConfig())
+    (session,) = config.sessions
+    built = build(config, {})
+    window = window_tokens(built.prompt, session)
+    line = len(built.prompt.encode(compact_line([0] * 5)))
+    assert window == 64 * line < session.retention_tokens
+    assert window_tokens(built.prompt, structs.replace(session, retention_records=10)) == 10 * line
+    assert window_tokens(built.prompt, structs.replace(session, retention_tokens=7)) == 7
+    assert built.engine.pool.capacity < 1000
+    tape = built.tapes[session.name]
+    readers = []
+    for _ in range(8):  # each time a whole window at once, which readers of the version before still read
+        built.engine.append(tape, [built.prompt.encode(WIDEST_LINE)] * 64)
+        readers.append(tape.fork())
+        for old in readers[:-2]:
+            old.release()
+        readers = readers[-2:]
+    assert tape.live_tokens == window
+
+
+def test_a_pool_that_holds_the_windows_of_the_tape_model_is_large_enough() -> None:
+    config = inproc_config(model=ModelConfig(), pool=PoolConfig(blocks=240))
+    assert build(config, {}).engine.pool.capacity == 240
+    with pytest.raises(SettingError, match="add blocks"):
+        build(structs.replace(config, pool=PoolConfig(blocks=40)), {})
