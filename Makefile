@@ -20,7 +20,7 @@ UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemo
 .PHONY: run test rescale unit one coverage kernels fuzz lint format lock clean
 
 run: $(RUNTIME)
-	$(BIN)/foretick demo --http-port 7800
+	$(BIN)/foretick demo
 
 test: lint kernels
 	$(BIN)/python -m pytest -n $(WORKERS) $(RERUNS)

@@ -71,15 +71,17 @@ def described() -> Schema:
     types = [*full, Problem, Pushed, Health, VersionInfo, list[_records()]]  # type: ignore[misc]  # made here
     found, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_hook)
     _keep_what_http_says(components)
+    _say_items(components)
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, components)
     paths |= dict(_fixed()) | {"/v1/data": {"post": _data(found[-1])}, "/v1/events": {"get": _events()}}
     compatible, of_compatible = _compatible()
+    _say_items(of_compatible)
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Foretick",
+            "title": "Foretick HTTP API",  # not as the package, of which generated clients take their name
             "version": version("foretick"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "Answers about live market data. Times are ns since 1970, ages ns. Served to "
@@ -105,6 +107,20 @@ def _keep_what_http_says(components: dict[str, Schema]) -> None:
         elif each.body == "members":
             name = f"{each.request.__name__}Body"
             components[name] = _trimmed(schema, each.in_body, name)
+
+
+def _say_items(schema: object) -> None:
+    """Give every array a schema of its items: generators of clients know neither none nor ``prefixItems``."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "array":
+            kinds = schema.pop("prefixItems", [])
+            if kinds:
+                schema["items"] = kinds[0] if kinds.count(kinds[0]) == len(kinds) else {"anyOf": kinds}
+            schema.setdefault("items", {})
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for each in schema:
+            _say_items(each)
 
 
 def _trimmed(schema: Schema, names: Collection[str], title: str) -> Schema:
@@ -316,11 +332,13 @@ def _compatible() -> tuple[dict[str, Schema], dict[str, Schema]]:
         errors = [error for _, error in endpoint.kinds]
         types = [*replies, *errors, *([endpoint.request] if endpoint.request else [])]
         # each has its own prefix: the APIs have different types of one name
-        template = _REF.format(name=endpoint.name + ".{name}")
+        prefix = endpoint.name[:1].upper() + endpoint.name[1:]
+        template = _REF.format(name=prefix + "{name}")
         schemas, found = msgspec.json.schema_components(types, ref_template=template)
         if endpoint.request is not None:
             _restrict(found[endpoint.request.__name__]["properties"], endpoint.harmless)
-        components |= {f"{endpoint.name}.{name}": schema for name, schema in found.items()}
+        for name, schema in found.items():
+            components[prefix + name] = {**schema, "title": prefix + name}
         paths[endpoint.path] = _endpoint(endpoint, schemas)
     return paths, components
 
@@ -328,9 +346,25 @@ def _compatible() -> tuple[dict[str, Schema], dict[str, Schema]]:
 def _restrict(properties: dict[str, Schema], harmless: Mapping[str, Sequence[Any]]) -> None:
     """Say of members that are not supported which values they may have."""
     for name, values in harmless.items():
-        properties[name] = {"enum": [None, *values], "default": None}
+        properties[name] = {"anyOf": [{"type": "null"}, *map(_just, values)], "default": None}
     if "messages" in properties:
         properties["messages"]["minItems"] = 1
+
+
+def _just(value: Any) -> Schema:
+    """The schema of this value and no other."""
+    if isinstance(value, Mapping):
+        members = {name: _just(each) for name, each in value.items()}
+        return {
+            "type": "object",
+            "properties": members,
+            "required": list(members),
+            "maxProperties": len(value),
+        }
+    if isinstance(value, list):  # of one kind of item
+        of = _just(value[0]) if value else {}
+        return {"type": "array", "items": of, "minItems": len(value), "maxItems": len(value)}
+    return {"const": value}
 
 
 def _endpoint(endpoint: Endpoint, schemas: Sequence[Schema]) -> Schema:

@@ -55,6 +55,7 @@ from metrics.catalogue import BY_NAME
 from tapes.rules import RULES
 
 TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
+ANSWERS_KEPT = "answers.jsonl"
 HISTORY_S = 60
 ASKED = next(rule for rule in RULES if rule.name == "breakout")
 WINDOW = 64
@@ -62,8 +63,8 @@ WINDOW = 64
 INTERVAL = Duration(parse_duration("1s"))
 _SLOT_NS = 50_000_000
 """Trades in the same slot of event time are sent together."""
-_LATE = 5
-"""Seconds by which the tape lags the wall clock: a slow start then makes no records of the future."""
+HTTP_PORT, QUERY_PORT = 7800, 7801
+"""Where other commands look for a daemon."""
 
 
 @dataclass
@@ -91,16 +92,27 @@ class Seen:
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
-    default=0,
+    default=HTTP_PORT,
     show_default=True,
     help="port to serve HTTP at; 0, or one that is taken: any",
 )
-def command(forever: bool, seconds: int, seed: int, keep: Path | None, http_port: int) -> None:
+@click.option(
+    "--query-port",
+    type=click.IntRange(0, 65535),
+    default=QUERY_PORT,
+    show_default=True,
+    help="port of the query socket; 0, or one that is taken: any",
+)
+def command(
+    forever: bool, seconds: int, seed: int, keep: Path | None, http_port: int, query_port: int
+) -> None:
     """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
-    sys.exit(demo(None if forever else seconds, seed, keep, http_port))
+    sys.exit(demo(None if forever else seconds, seed, keep, http_port, query_port))
 
 
-def demo(seconds: int | None, seed: int, keep: Path | None = None, http_port: int = 0) -> int:
+def demo(
+    seconds: int | None, seed: int, keep: Path | None = None, http_port: int = 0, query_port: int = 0
+) -> int:
     """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
     console = Console()
     if not console.is_terminal:
@@ -112,13 +124,11 @@ def demo(seconds: int | None, seed: int, keep: Path | None = None, http_port: in
         broker.create_topic(DEAD, 1)
         broker.create_topic(PROGRESS_TOPIC, 1)
         console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
-        config, kept = demo_config(broker.bootstrap, _free(http_port)), None
+        config = demo_config(broker.bootstrap, _free(http_port), _free(query_port))
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            (keep / "foretick.toml").write_text(demo_file(config))
-            kept = keep / "answers.jsonl"
-            kept.write_bytes(b"")
-        return uvloop.run(_demo(console, config, seconds, seed, kept))
+            (keep / ANSWERS_KEPT).write_bytes(b"")
+        return uvloop.run(_demo(console, config, seconds, seed, keep))
 
 
 def _free(port: int) -> int:
@@ -132,11 +142,12 @@ def _free(port: int) -> int:
     return port
 
 
-def demo_file(config: Config) -> str:
-    """The demo's configuration as a file, for other commands."""
+def demo_file(config: Config, endpoint: str, http_port: int) -> str:
+    """The demo's configuration as a file, for other commands. ``endpoint``: of its query socket."""
     kafka = config.sink.kafka
     assert kafka is not None  # see `demo_config`
-    lines = [f'bars.interval = "{config.bars.interval}"', 'query.endpoint = "tcp://127.0.0.1:7801"']
+    lines = [f'bars.interval = "{config.bars.interval}"']
+    lines += [f'query.endpoint = "{endpoint}"', f"http.port = {http_port}"]
     for session in config.sessions:
         lines += ["", "[[sessions]]", f'name = "{session.name}"', f'symbol = "{session.symbol}"']
         names = ("price_decimals", "retention_tokens", "retention_records")
@@ -147,7 +158,7 @@ def demo_file(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def demo_config(bootstrap: str, http_port: int = 0) -> Config:
+def demo_config(bootstrap: str, http_port: int = 0, query_port: int = 0) -> Config:
     """Three symbols as three sessions, the paper's six questions each, one-second bars."""
     return Config(
         sessions=tuple(
@@ -163,7 +174,7 @@ def demo_config(bootstrap: str, http_port: int = 0) -> Config:
         bars=BarsConfig(interval=INTERVAL),
         source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
         sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
-        query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
+        query=QueryConfig(endpoint=f"tcp://127.0.0.1:{query_port or '*'}"),
         http=HttpConfig(port=http_port),
         process=ProcessConfig(spare_engine=False),
         recovery=RecoveryConfig(interval=OFF),
@@ -175,7 +186,7 @@ def _decimals(instrument: Instrument) -> int:
 
 
 async def _demo(
-    console: Console, config: Config, seconds: int | None, seed: int, kept: Path | None = None
+    console: Console, config: Config, seconds: int | None, seed: int, keep: Path | None = None
 ) -> int:
     stop = asyncio.Event()
     specs = {i.key: CompactSpec(_decimals(i)) for i in INSTRUMENTS}
@@ -186,10 +197,16 @@ async def _demo(
         began = time.monotonic()
         gateway = make_gateway(config)
         await gateway.start()
+        assert gateway.query is not None  # see `demo_config`
+        if keep is not None:
+            text = demo_file(config, gateway.query.endpoint, gateway.http.port)
+            (keep / "foretick.toml").write_text(text)
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{gateway.status.model}[/bold], "
-            f"trained on generated tapes; HTTP on port {gateway.http.port}"
+            f"trained on generated tapes\n"
+            f"  live page http://127.0.0.1:{gateway.http.port}/, query socket {gateway.query.endpoint}"
         )
+        kept = None if keep is None else keep / ANSWERS_KEPT
         async with _running(_consume(bootstrap, seen, kept)):
             async with _running(_produce(bootstrap, seed, seen.truth, stop)):
                 reply = await _watch(console, gateway, seen, seconds, stop)
@@ -204,13 +221,13 @@ async def _produce(bootstrap: str, seed: int, truth: Truth, stop: asyncio.Event)
     sink = KafkaSink("demo-tape", bootstrap)
     await sink.start()
     tapes = [SyntheticTape(instrument, seed) for instrument in INSTRUMENTS]
-    second = time.time_ns() // 1_000_000_000 - HISTORY_S - _LATE
+    second = time.time_ns() // 1_000_000_000 - HISTORY_S
     try:
         while not stop.is_set():
             trades = [trade for tape in tapes for trade in tape.second(second * 1_000_000_000)]
             trades.sort(key=lambda trade: trade.ts_event)
             for slot, due in groupby(trades, key=lambda trade: trade.ts_event // _SLOT_NS):
-                await asyncio.sleep(max(0.0, slot * _SLOT_NS / 1e9 + _LATE - time.time()))
+                await asyncio.sleep(max(0.0, (slot + 1) * _SLOT_NS / 1e9 - time.time()))
                 sent = list(due)
                 for trade in sent:
                     truth.add(trade)

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import re
+import shlex
 import socket
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ from click.testing import Result
 from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.cli.replay import replay
+from daemon.config.load import load_config
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from engine.measurement_cache import Memory
@@ -348,29 +352,62 @@ def _check(example: str, *settings: str) -> Result:
     return invoke("check", "--config", str(path), *(w for s in settings for w in ("--set", s)))
 
 
-def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
-    done = command("demo", "--seconds", "5")
-    assert done.returncode == 0, done.stderr
-    assert "not Apache Kafka" in done.stdout
-    assert "untrained" not in done.stdout
-    assert "asked over the query socket" in done.stdout
-    assert "latency by stage, ms" in done.stdout
+def readme_asks() -> list[list[str]]:
+    """The commands of the README's section *Asking* that speak with a daemon."""
+    section = (REPOSITORY / "README.md").read_text().partition("## Asking")[2].partition("\n## ")[0]
+    found = [shlex.split(line) for line in section.splitlines() if line.startswith("foretick ")]
+    return [words[1:] for words in found]
+
+
+def test_the_demo_runs_by_itself_and_the_readme_asks_it(tmp_path: Path) -> None:
+    http, query = free_ports(2)
+    ports = ("--http-port", str(http), "--query-port", str(query))
+    arguments = (FORETICK, "demo", "--seconds", "15", "--keep", str(tmp_path), *ports)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout is not None
+            began = ""
+            while "query socket" not in began:
+                line = demo.stdout.readline()
+                assert line, began
+                began += line
+            assert f"http://127.0.0.1:{http}/" in began
+            endpoint = load_config(tmp_path / "foretick.toml").query.endpoint
+            assert endpoint == f"tcp://127.0.0.1:{query}"
+            alive = ("ask", "alpha", "trend", "--choice", "UP", "--choice", "DOWN", "--endpoint", endpoint)
+            asked_at = time.monotonic()
+            while invoke(*alive).exit_code and time.monotonic() < asked_at + 20:
+                pass  # its first bars are on their way
+            said = [invoke(*words, "--endpoint", endpoint) for words in readme_asks()]
+            output, errors = demo.communicate(timeout=120)
+        finally:
+            demo.kill()
+    assert len(said) > 4
+    assert [each.output for each in said if each.exit_code] == []
+    assert demo.returncode == 0, errors
+    expect_demo(began + output)
+
+
+def expect_demo(output: str) -> None:
+    """What it says, and that it is right."""
+    assert "not Apache Kafka" in output
+    assert "untrained" not in output
+    assert "asked over the query socket" in output
+    assert "latency by stage, ms" in output
     counts = {
         name: int(value.replace(",", ""))
-        for name, value in re.findall(r"│ ([a-z ]+?) +│ +([\d,]+) │", done.stdout)
+        for name, value in re.findall(r"│ ([a-z ]+?) +│ +([\d,]+) │", output)
     }
     assert counts["answers acknowledged"] == counts["answers read back"] > 0
     assert counts["bars"] > 3 * 30  # of the minute before; how many more depends on the machine's speed
     assert counts["records late"] == 0
     right = {}
-    for name, *columns in re.findall(
-        r"│ (\w+) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │ +[\d.%]* │", done.stdout
-    ):
+    for name, *columns in re.findall(r"│ (\w+) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │ +[\d.%]* │", output):
         answers, undefined, correct = (int(column.replace(",", "")) for column in columns)
         right[name] = answers - undefined, correct
     assert set(right) == {question.name for question in PAPER_SIX}
     judged, exact = right["exact_value"]
-    assert judged == counts["answers read back"] // 6
+    assert 0 < judged <= counts["answers read back"] // 6  # a seventh question was set, and removed
     assert judged - exact <= 3  # the first version of each of three markets may have a single bar
     judged, trend = right["trend"]
     assert trend > 0.8 * judged > 0

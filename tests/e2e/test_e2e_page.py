@@ -79,6 +79,20 @@ async def test_it_shows_every_session_and_answer_and_can_be_read(
     await page.close()
 
 
+async def test_on_a_phone_ages_line_up_and_a_long_error_wraps(shown: Shown) -> None:
+    page, wrong = await opened(shown, PHONE)
+    await page.evaluate(f"setState({'no connection to the daemon at ' + 'x' * 90!r}, true)")
+    widest = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert widest <= 0, "it scrolls sideways"
+    edges = await page.evaluate(
+        "[...document.querySelectorAll('tbody .age')].map((each) => each.getBoundingClientRect().right)"
+    )
+    assert len(edges) == 12
+    assert len(set(edges)) == 1
+    assert wrong == []
+    await page.close()
+
+
 async def test_answers_come_in_and_ages_tick(shown: Shown) -> None:
     page, wrong = await opened(shown, DESKTOP)
     daemon, _ = shown

@@ -10,11 +10,12 @@ from daemon.config.standing import questions_of
 
 def test_the_file_that_the_demo_keeps_is_the_configuration_that_answers(tmp_path: Path) -> None:
     config, file = demo_config("127.0.0.1:1"), tmp_path / "foretick.toml"
-    file.write_text(demo_file(config))
+    file.write_text(demo_file(config, "tcp://127.0.0.1:7777", 7778))
     read = load_config(file)
     assert [each.name for each in read.sessions] == [each.name for each in config.sessions]
     for ours, theirs in zip(config.sessions, read.sessions, strict=True):
         asked = [each.question for each in questions_of(config) if each.session == ours.name]
         assert fingerprint(config, ours, asked) == fingerprint(read, theirs, asked)
+    assert (read.query.endpoint, read.http.port) == ("tcp://127.0.0.1:7777", 7778)
     assert read.source.kafka == config.source.kafka
     assert read.sink.kafka == config.sink.kafka
