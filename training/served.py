@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,18 @@ from training.sources import Drawn, Read, Setting
 from training.tokenizer import NONE, QUESTIONS
 
 _EXACT = len(QUESTIONS) - 1
+_TEXTS = [*(rule.text for rule in RULES), EXACT_VALUE.text]
 _MORE_TOKENS = 3
 """That may stand before a number."""
-_BLOCK, _MAX_TOKENS = 16, 16_384
-"""Tokens of a block, and of the pool: one context at a time, and its questions."""
+_BLOCK, _MAX_TOKENS, _QUESTION = 16, 16_384, 256
+"""Tokens of a block, of a context, and of a question. The pool has one context and all its questions."""
 
 
 @dataclass(frozen=True)
 class Served:
     """A model on our engine. It reads the last window alone, as an `exact` session does.
 
-    The prefix and the bars are computed once for all questions at a bar.
+    The prefix and the bars are computed once for all questions at a bar, which are asked in one pass.
     """
 
     engine: Engine
@@ -54,7 +55,7 @@ class Served:
         Raises ModelError where the daemon would refuse the model.
         """
         loaded = checked(load_model(directory, dtype=dtype, device="auto"))
-        blocks = min(loaded.max_positions, _MAX_TOKENS) // _BLOCK
+        blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(QUESTIONS) * _QUESTION) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
         if prompt.terse is not None and lines not in (None, "compact"):
@@ -65,21 +66,24 @@ class Served:
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
-        texts = [*(rule.text for rule in RULES), EXACT_VALUE.text]
         x = drawn.levels
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            listed = texts if setting.numbered else []
-            frozen, lines, price = shown(self.prompt, self.lines, x, tape, header, listed)
+            frozen, lines, price = shown(
+                self.prompt, self.lines, x, tape, header, _TEXTS if setting.numbered else []
+            )
             for bar in cuts.tolist():
                 window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
-                level = price(int(x.close[tape, bar]))
                 with closing(_Context(self.engine, frozen, window)) as context:
-                    for question, found in rows.items():
-                        by_text = self.prompt.question(texts[question])
-                        asked = self.prompt.numbered(question + 1) if setting.numbered else by_text
-                        found.append((tape, bar, self._answer(context, question, asked, level)))
+                    rules = [question for question in rows if question != _EXACT]
+                    asked = [self._asked(question, setting.numbered) for question in rules]
+                    for question, logits in zip(rules, context.logits(asked), strict=True):
+                        rows[question].append((tape, bar, logits[self._choices(question)].tolist()))
+                    if _EXACT in rows:
+                        level = price(int(x.close[tape, bar]))
+                        said = self._says(context, self._asked(_EXACT, setting.numbered), level)
+                        rows[_EXACT].append((tape, bar, said))
         for question, found in rows.items():
             tape_of, bar_of = (np.array([row[i] for row in found]) for i in (0, 1))
             if question == _EXACT:
@@ -88,44 +92,46 @@ class Served:
             else:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
-    def _answer(self, context: _Context, question: int, asked: list[int], level: str) -> Any:
-        """Logits of the choices and NONE; of the number, whether it is ``level``, as the lines write it."""
-        logits = context.ask(asked)
-        if question < _EXACT:
-            text = RULES[question].text
-            choices = (*self.prompt.choices(text, RULES[question].choices), self.prompt.choice(NONE))
-            return logits[list(choices)].tolist()
-        answer: list[int] = []
-        while len(answer) < len(self.prompt.encode(level)) + _MORE_TOKENS:
-            token = int(logits.argmax())
-            if token in self.prompt.stop_ids:
-                break
-            answer.append(token)
-            logits = context.ask([*asked, *answer])
-        return self.prompt.decode(answer).split()[:1] == [level]
+    def _asked(self, question: int, numbered: bool) -> list[int]:
+        return self.prompt.numbered(question + 1) if numbered else self.prompt.question(_TEXTS[question])
+
+    def _choices(self, question: int) -> list[int]:
+        """The tokens of its choices, and of NONE."""
+        rule = RULES[question]
+        return [*self.prompt.choices(rule.text, rule.choices), self.prompt.choice(NONE)]
+
+    def _says(self, context: _Context, asked: list[int], level: str) -> bool:
+        """Whether the answer is ``level``, as the lines write it."""
+        answer = context.answer(asked, len(self.prompt.encode(level)) + _MORE_TOKENS)
+        ends = (at for at, token in enumerate(answer) if token in self.prompt.stop_ids)
+        return self.prompt.decode(answer[: next(ends, None)]).split()[:1] == [level]
 
 
 class _Context:
-    """A prefix and bars in KV. A question is a fork, dropped when it is answered."""
+    """A prefix and bars in KV, in which questions are asked; none sees another."""
 
     def __init__(self, engine: Engine, frozen: Sequence[int], bars: Sequence[Sequence[int]]) -> None:
-        tokens = list(chain.from_iterable(bars))
         self._engine = engine
-        self._tape = engine.open_tape("evaluated", frozen, Retention(len(tokens)))
-        if not self._tape.acquire(len(tokens)):
-            raise OutOfMemory(f"{len(bars)} bars of {len(tokens)} tokens do not fit")
-        engine.execute([Chunk(self._tape, tokens, sample=False)])
-        self._tape.commit([len(bar) for bar in bars])
+        self._tape = engine.open_tape("evaluated", frozen, Retention(sum(map(len, bars))))
+        engine.append(self._tape, bars)
 
-    def ask(self, tokens: list[int]) -> torch.Tensor:
-        """Logits [vocabulary] behind ``tokens``."""
-        fork = self._tape.fork()
-        try:
-            if not fork.acquire(len(tokens)):
-                raise OutOfMemory(f"a question of {len(tokens)} tokens does not fit")
-            return self._engine.logits([Chunk(fork, tokens)], [len(tokens) - 1])[0]
-        finally:
-            fork.release()
+    def logits(self, questions: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Logits [vocabulary] behind each question, of one pass."""
+        if not questions:
+            return []
+        with ExitStack() as opened:
+            batch = []
+            for tokens in questions:
+                fork = self._tape.fork()
+                opened.callback(fork.release)
+                if not fork.acquire(len(tokens)):
+                    raise OutOfMemory(f"{len(questions)} questions do not fit")
+                batch.append(Chunk(fork, tokens))
+            return list(self._engine.logits(batch, [end - 1 for end in accumulate(map(len, questions))]))
+
+    def answer(self, question: Sequence[int], max_tokens: int) -> list[int]:
+        """The likeliest answer of at most ``max_tokens`` tokens."""
+        return self._engine.answer(self._tape, question, max_tokens=max_tokens)
 
     def close(self) -> None:
         """Free its memory."""
