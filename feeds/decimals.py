@@ -107,6 +107,14 @@ def check_fixed(value: int) -> Fixed:
     return Fixed(value)
 
 
+def multiplied(value: int, by: int) -> Fixed:
+    """The product of two numbers in units of 1e-18. Raises ValueError: finer than that, or above 1e15."""
+    product, rest = divmod(value * by, SCALE)
+    if rest:
+        raise ValueError(f"times {format_fixed(by)} it has more than {DIGITS} decimals")
+    return check_fixed(product)
+
+
 def whole(value: int) -> Fixed:
     """A number of whole units. Raises ValueError when the magnitude is above 1e15."""
     return check_fixed(value * SCALE)

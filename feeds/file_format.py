@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from feeds.decimals import DIGITS, NANO
+from feeds.codec import SIZES
+from feeds.decimals import DIGITS, NANO, parse_fixed
 from feeds.durations import Duration, parse_duration
 from feeds.market_data import (
     ABOUT,
@@ -194,7 +195,8 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     candle until it is finished, so that the last update before a newer opening counts. ``rounded`` names
     fields with binary noise from the file's writer: digits beyond the ninth are rounded (half to even).
     ``float_decimals``: of fields that are binary floats, also ``time``, how many decimals their numbers have.
-    ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
+    ``implied_decimals``: the last digits of prices that are written without a point. ``multiplier``: what a
+    lot or a contract has, as decimal text; sizes and volumes are multiplied by it. ``signed``: the field
     whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
     which every element is a record (``$``: the line itself). ``signed_prices``: of a file,
     prices of zero and below are prices. ``state``, ``action``: of all records of a status or action, where no
@@ -218,6 +220,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     rounded: list[str] = []
     float_decimals: dict[str, int] = {}
     implied_decimals: int = 0
+    multiplier: str = ""
     signed: Literal["", "size"] = ""
     signed_prices: bool = False
     each: str = ""
@@ -494,6 +497,7 @@ def _check_meaning(record: RecordFormat, where: str) -> None:
         raise ValueError(f"{where}.ready: only bars have updates")
     if not 0 <= record.implied_decimals <= DIGITS:
         raise ValueError(f"{where}.implied_decimals: must be 0 to {DIGITS}")
+    _check_multiplier(record, where)
     if record.signed and record.kind != "trade":
         raise ValueError(f"{where}.signed: only trades have a side")
     if record.signed and "side" in record.fields:
@@ -504,6 +508,19 @@ def _check_meaning(record: RecordFormat, where: str) -> None:
             raise ValueError(f"{where}.{key}: only a {kind} has it")
     if record.kind in EVENTS:
         _check_event(record, where)
+
+
+def _check_multiplier(record: RecordFormat, where: str) -> None:
+    if not record.multiplier:
+        return
+    if not SIZES.intersection(NUMBERS[record.kind]):
+        raise ValueError(f"{where}.multiplier: a {record.kind} has no sizes")
+    try:
+        factor = parse_fixed(record.multiplier)
+    except ValueError as error:
+        raise ValueError(f"{where}.multiplier: {error}") from None
+    if factor <= 0:
+        raise ValueError(f"{where}.multiplier: must be above 0")
 
 
 def _check_event(record: RecordFormat, where: str) -> None:

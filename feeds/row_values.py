@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feeds.codec import SIZES, YEAR_1990, YEAR_2100, MalformedRecord
-from feeds.decimals import NANO, BinaryFloat, Fixed, fixed_of_float, parse_fixed, round_fixed
+from feeds.decimals import NANO, BinaryFloat, Fixed, fixed_of_float, multiplied, parse_fixed, round_fixed
 from feeds.file_format import OPTIONAL, PRICES, FileFormat, RecordFormat, Ref, TimeFormat
 from feeds.file_rows import Row
 from feeds.number_texts import Plain, plain_numbers, shifted, shown
@@ -67,6 +67,10 @@ class RowValues:
 
     def read_number(self, name: str, text: str) -> Fixed:
         """The number of a field from its text. Raises ValueError."""
+        number, times = self._as_written(name, text), self.form.multiplier
+        return multiplied(number, parse_fixed(times)) if times and name in SIZES else number
+
+    def _as_written(self, name: str, text: str) -> Fixed:
         form = self.form
         if isinstance(text, BinaryFloat):
             return self._of_float(name, text)

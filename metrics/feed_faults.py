@@ -76,11 +76,11 @@ RULED: tuple[FaultKind, ...] = (
     FaultKind(
         "split_like",
         "two records in a row at a price that is a small whole multiple, or part, of the one before, without "
-        "an entry in `[[quality.splits]]`",
+        "an entry in `[[quality.splits]]` or a record of kind `action`",
         _KEPT,
         flag="split_like",
     ),
-    FaultKind("split", "the same with an entry in `[[quality.splits]]`", _KEPT, flag="split"),
+    FaultKind("split", "the same with such an entry or record", _KEPT, flag="split"),
     FaultKind(
         "venue_behind",
         "it is late only because another venue of its session is ahead by more than `bars.venue_lag`",

@@ -1,5 +1,8 @@
 """CPU time to decode a record of each encoding of messages, beside its library's own decoding."""
 
+from __future__ import annotations
+
+import csv
 import io
 import json
 import time
@@ -8,22 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from bench.figures import Figure, Goal
+from bench.figures import Figure, Goal, Setting
 from bench.run import MeasurementFailed, SuiteRun
 from daemon.config.schema import SourceConfig
 from feeds import columns
+from feeds.codec import MalformedRecord
 from feeds.file_format import load_format
 from feeds.payloads.format_decoder import FormatDecoder
 from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
 from feeds.source import Incoming
 
+if TYPE_CHECKING:
+    from feeds.payloads.schema_registry import Schema, SchemaRegistry
+
 GOAL = Goal(2.0)
-_BATCH = 2000
+_BATCH, _ARRAY = 2000, 10
 _NOW = 1_767_225_600 * 10**9
 _FORM = """
 description = "measured"
@@ -46,19 +53,25 @@ _MESSAGE = (
 
 @dataclass(frozen=True)
 class _Encoding:
-    """Payloads, what decodes messages of them, and what its library does with one payload."""
+    """Payloads, what decodes messages of them, and what its library does with one payload.
+
+    ``records``: of a message. ``one_by_one``: no columns are made of them.
+    """
 
     name: str
     payloads: Sequence[bytes]
     decoder: PayloadDecoder
     bare: Callable[[bytes], Any]
+    records: int = 1
+    one_by_one: bool = False
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Trades of 16 symbols, a record a message, decoded to columns in batches as a source yields them. The
     reference is the library's own decoding of the same payloads in the same process: of JSON and msgpack
-    msgspec's into Python's objects, of Avro fastavro's, of Protobuf the class that its descriptors make.
-    Compiled code reads all but Avro, which that library decodes first.
+    msgspec's into Python's objects, of Avro fastavro's, of Protobuf the class that its descriptors make, of
+    CSV Python's. Compiled code reads all but Avro, which that library decodes first, and arrays and lines,
+    whose records are read one by one. Records a second are those of one core.
     """
     count, repeats = run.sized((100_000, 5), (4000, 1))
     columns.warm_up()
@@ -76,11 +89,13 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
             ours = [_timed(_ours, each, messages) for _ in range(repeats)]
             bare = [_timed(_bare, each, messages) for _ in range(repeats)]
             pairs = [a / b for a, b in zip(ours, bare, strict=True)]
+            setting: Setting = {"messages": each.name}
+            yield Figure("records a second", round(count / median(ours)), setting=setting)
             yield Figure(
                 "CPU time a record",
                 median(ours) / count * 1e6,
                 "us",
-                setting={"messages": each.name},
+                setting=setting,
                 against="library's own decoding",
                 reference=median(bare) / count * 1e6,
                 paired=median(pairs),
@@ -98,6 +113,12 @@ def _timed(work: Callable[[_Encoding, Sequence[Incoming]], None], *given: Any) -
 
 
 def _ours(encoding: _Encoding, messages: Sequence[Incoming]) -> None:
+    if encoding.one_by_one:
+        parts = [part for each in messages for part in encoding.decoder.parts(each).parts]
+        unusable = sum(isinstance(each.record, MalformedRecord) for each in parts)
+        if unusable or len(parts) != len(messages) * encoding.records:
+            raise MeasurementFailed(f"{encoding.name}: {unusable} of {len(parts)} records are unusable")
+        return
     for start in range(0, len(messages), _BATCH):
         rows = encoding.decoder.columns(messages[start : start + _BATCH])
         if not rows["taken"].all():
@@ -130,29 +151,73 @@ def _trades(count: int) -> list[dict[str, Any]]:
 
 
 def _encodings(folder: Path, count: int) -> Iterator[_Encoding]:
+    trades = _trades(count)
+    texts = [{**each, "p": f"{each['p']:.2f}", "q": f"{each['q']:.5f}"} for each in trades]
+    yield from _of_text(folder, trades, texts)
+    packed = [msgspec.msgpack.encode(each) for each in trades]
+    yield _Encoding("msgpack", packed, _decoder(folder, "msgpack", record=_FLOATS), msgspec.msgpack.decode)
+    yield from _of_schemas(folder, trades)
+
+
+def _decoder(
+    folder: Path,
+    container: str,
+    more: str = "",
+    record: str = "",
+    registry: SchemaRegistry | None = None,
+    form: str = _FORM,
+) -> FormatDecoder:
+    path = folder / "form.toml"
+    path.write_text(form.format(container=container, more=more, record=record))
+    made = FormatDecoder(load_format(path, of_messages=True), 1 << 20, registry)
+    made.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
+    return made
+
+
+def _of_text(folder: Path, trades: list[dict[str, Any]], texts: list[dict[str, Any]]) -> Iterator[_Encoding]:
+    wire = WireDecoder(SourceConfig().max_message_bytes)
+    wire.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
+    own = [msgspec.json.encode(_own(each)) for each in texts]
+    yield _Encoding("our own, JSON", own, wire, msgspec.json.decode)
+    plain = _decoder(folder, "json")
+    bare = msgspec.json.decode
+    encode = msgspec.json.encode
+    yield _Encoding("JSON, numbers as text", [encode(each) for each in texts], plain, bare)
+    yield _Encoding("JSON, numbers", [encode(each) for each in trades], plain, bare)
+    beyond = [encode({**each, "n": "Zürich, 東京"}) for each in texts]
+    yield _Encoding("JSON, numbers as text, a text beyond ASCII", beyond, plain, bare)
+    arrays = [encode(texts[at : at + _ARRAY]) for at in range(0, len(texts), _ARRAY)]
+    yield _Encoding(f"JSON, an array of {_ARRAY}", arrays, plain, bare, _ARRAY, one_by_one=True)
+    lines = [f"{','.join(map(str, each.values()))}\n".lower().encode() for each in texts]
+    csv_form = _FORM.replace('"t"', "0")
+    for index, name in enumerate("spqim", 1):
+        csv_form = csv_form.replace(f'= "{name}"', f"= {index}")
+    cells = _decoder(folder, "csv", "header = false", form=csv_form)
+    yield _Encoding("CSV, a line", lines, cells, _cells, one_by_one=True)
+
+
+def _cells(data: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(data.decode())))
+
+
+class _OneSchema:
+    """A registry of one schema, which it has."""
+
+    failed = 0
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def get(self, _number: int) -> Schema:
+        return self._schema
+
+
+def _of_schemas(folder: Path, trades: list[dict[str, Any]]) -> Iterator[_Encoding]:
     import fastavro
 
     from feeds.payloads.protobuf import compiled
     from feeds.payloads.schema_registry import Schema
 
-    trades = _trades(count)
-    texts = [{**each, "p": f"{each['p']:.2f}", "q": f"{each['q']:.5f}"} for each in trades]
-
-    def decoder(container: str, more: str = "", record: str = "") -> FormatDecoder:
-        path = folder / "form.toml"
-        path.write_text(_FORM.format(container=container, more=more, record=record))
-        made = FormatDecoder(load_format(path, of_messages=True), 1 << 20)
-        made.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
-        return made
-
-    wire = WireDecoder(SourceConfig().max_message_bytes)
-    wire.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
-    own = [msgspec.json.encode(_own(each)) for each in texts]
-    yield _Encoding("our own, JSON", own, wire, msgspec.json.decode)
-    encoded = [msgspec.json.encode(each) for each in texts]
-    yield _Encoding("JSON, numbers as text", encoded, decoder("json"), msgspec.json.decode)
-    packed = [msgspec.msgpack.encode(each) for each in trades]
-    yield _Encoding("msgpack", packed, decoder("msgpack", record=_FLOATS), msgspec.msgpack.decode)
     fields = [{"name": name, "type": kind} for name, kind in _TYPES.items()]
     schema = {"type": "record", "name": "T", "fields": fields}
     (folder / "t.avsc").write_text(json.dumps(schema))
@@ -163,15 +228,19 @@ def _encodings(folder: Path, count: int) -> Iterator[_Encoding]:
         fastavro.schemaless_writer(stream, parsed, trade)
         return stream.getvalue()
 
-    avro = decoder("avro", 'schema = "t.avsc"', _FLOATS)
-    read = fastavro.schemaless_reader
+    read, payloads = fastavro.schemaless_reader, [written(each) for each in trades]
+    avro = _decoder(folder, "avro", 'schema = "t.avsc"', _FLOATS)
+    yield _Encoding("Avro", payloads, avro, lambda data: read(io.BytesIO(data), parsed, None))
+    registry: Any = _OneSchema(Schema("AVRO", json.dumps(schema)))
+    framed = [b"\0\0\0\0\7" + each for each in payloads]
+    registered = _decoder(folder, "avro", record=_FLOATS, registry=registry)
     yield _Encoding(
-        "Avro", [written(each) for each in trades], avro, lambda data: read(io.BytesIO(data), parsed, None)
+        "Avro, of a registry", framed, registered, lambda data: read(io.BytesIO(data[5:]), parsed, None)
     )
     pool = compiled(Schema("PROTOBUF", _MESSAGE))
     (folder / "t.desc").write_bytes(pool.serialized)
     kind = pool.kind("T")
-    protobuf = decoder("protobuf", 'schema = "t.desc"\nmessage = "T"', _FLOATS)
+    protobuf = _decoder(folder, "protobuf", 'schema = "t.desc"\nmessage = "T"', _FLOATS)
     serialized = [kind(**each).SerializeToString() for each in trades]
     yield _Encoding("Protobuf", serialized, protobuf, kind.FromString)
 

@@ -309,6 +309,21 @@ class FormatDecoder:
         named = list(dict.fromkeys(Subject(each.key, each.ts_event) for each in errors if each.key))
         return named or self.subjects(message)
 
+    @property
+    def has_fields(self) -> bool:
+        """Whether `value` finds something: its messages need no schema to be read."""
+        return self._form.container in ("json", "msgpack")
+
+    def value(self, message: Incoming, ref: str) -> str | None:
+        """What stands at ``ref`` in a message, as text; None where nothing does, or it is no document."""
+        if self._documents is None or not message.payload or len(message.payload) > self._max_bytes:
+            return None
+        try:
+            document = self._documents.document(message.payload)
+            return Document(1, 0, document, document).get(ref)
+        except MalformedRecord:
+            return None
+
     def subjects(self, message: Incoming) -> Sequence[Subject]:
         """See `PayloadDecoder`: by its key, if that is a symbol."""
         return [Subject(_text(message.key) or "", 0)] if message.key else []
@@ -335,24 +350,30 @@ def _joined(errors: Sequence[MalformedRecord]) -> MalformedRecord:
 
 @dataclass(frozen=True)
 class Rule:
-    """The messages that a decoder is for: of one of the ``topics``, and with a ``header`` like this.
+    """The messages that a decoder is for: of one of the ``topics``, with a ``header`` and a ``field`` like
+    these.
 
-    ``topics``: patterns; none for any. ``header``: name, and pattern of its value; None for any.
+    ``topics``: patterns; none for any. ``header``, ``field``: name, and pattern of its value; None for any.
     """
 
-    decoder: PayloadDecoder
+    decoder: FormatDecoder
     topics: Sequence[str] = ()
     header: tuple[str, str] | None = None
+    field: tuple[str, str] | None = None
 
     def covers(self, message: Incoming) -> bool:
         """Whether it is for a message."""
         if self.topics and not any(fnmatchcase(message.topic, each) for each in self.topics):
             return False
-        if self.header is None:
-            return True
-        name, pattern = self.header
-        value = _text(message.headers.get(name))
-        return value is not None and fnmatchcase(value, pattern)
+        if self.header is not None and not _is_like(
+            _text(message.headers.get(self.header[0])), self.header[1]
+        ):
+            return False
+        return self.field is None or _is_like(self.decoder.value(message, self.field[0]), self.field[1])
+
+
+def _is_like(value: str | None, pattern: str) -> bool:
+    return value is not None and fnmatchcase(value, pattern)
 
 
 class ByRule:

@@ -1,5 +1,7 @@
 """Payloads of Protobuf as documents, by protobuf; schemas of a registry are compiled by protoc."""
 
+from __future__ import annotations
+
 import base64
 import tempfile
 from functools import lru_cache
@@ -40,7 +42,8 @@ class ProtobufDocuments:
         """Raises FormatError."""
         self._own = _own(form) if form.schema else None
         self._registry = registry
-        self._kinds: dict[tuple[int, tuple[int, ...]], type[Message]] = {}
+        self._pools: dict[int, _Pool] = {}
+        self._kinds: dict[tuple[int, tuple[int, ...] | str], type[Message]] = {}
         self._plans: dict[type[Message], ProtobufPlan | None] = {}
         if registry is None and self._own is None:
             raise FormatError("container protobuf: declare schema and message, or configure a registry")
@@ -71,25 +74,41 @@ class ProtobufDocuments:
     def _opened(self, payload: bytes) -> tuple[type[Message], bytes]:
         """The class of a payload's message, and its bytes. Raises MalformedRecord."""
         number, data = split(payload)
-        path: tuple[int, ...] = ()
-        if number is not None:
-            path, data = _message_path(data)
-        kind = self._own
-        if kind is None:
-            if number is None:
+        if number is None:
+            if self._own is None:
                 raise MalformedRecord("framing", "no schema id of a registry is in front")
-            kind = self._kind(number, path)
+            return self._own, data
+        name, rest = _message_name(data)
+        if name and (kind := self._kind(number, name)) is not None:
+            return kind, rest
+        path, data = _message_path(data)
+        kind = self._kind(number, path)
+        if kind is None:
+            where = ".".join(map(str, path))
+            raise MalformedRecord("schema", f"the schema {number} has no message {where}")
         return kind, data
 
-    def _kind(self, number: int, path: tuple[int, ...]) -> type[Message]:
-        found = self._kinds.get((number, path))
-        if found is None:
+    def _kind(self, number: int, place: tuple[int, ...] | str) -> type[Message] | None:
+        """The class of a schema's message, by its place or name; None where it has none there.
+
+        Raises MalformedRecord.
+        """
+        if self._own is not None:
+            return self._own if isinstance(place, tuple) or place == self._own.DESCRIPTOR.name else None
+        found = self._kinds.get((number, place))
+        if found is None and (found := self._pool(number).at(place)) is not None:
+            self._kinds[number, place] = found
+        return found
+
+    def _pool(self, number: int) -> _Pool:
+        """The descriptors of a schema. Raises MalformedRecord."""
+        if (found := self._pools.get(number)) is None:
             assert self._registry is not None
             schema = self._registry.get(number)
             if schema.kind != "PROTOBUF":
                 raise MalformedRecord("schema", f"the schema {number} is {schema.kind}, not Protobuf")
             try:
-                found = self._kinds[number, path] = _at(compiled(schema), path)
+                found = self._pools[number] = compiled(schema)
             except FormatError as error:
                 raise MalformedRecord("schema", f"the schema {number} cannot be used: {error}") from None
         return found
@@ -117,16 +136,17 @@ class _Pool:
         """The class of a message. Raises KeyError."""
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
 
-
-def _at(pool: _Pool, path: tuple[int, ...]) -> type[Message]:
-    """The message at this place of the first file. Raises FormatError."""
-    kinds, names = pool.first.message_type, [pool.first.package] if pool.first.package else []
-    for index in path or (0,):
-        if index >= len(kinds):
-            raise FormatError(f"it has no message {'.'.join(map(str, path))}")
-        names.append(kinds[index].name)
-        kinds = kinds[index].nested_type
-    return pool.kind(".".join(names))
+    def at(self, place: tuple[int, ...] | str) -> type[Message] | None:
+        """The message at this place, or of this name, in the first file; None where there is none."""
+        kinds, names = self.first.message_type, [self.first.package] if self.first.package else []
+        if isinstance(place, str):
+            return self.kind(".".join([*names, place])) if place in [each.name for each in kinds] else None
+        for index in place or (0,):
+            if index >= len(kinds):
+                return None
+            names.append(kinds[index].name)
+            kinds = kinds[index].nested_type
+        return self.kind(".".join(names))
 
 
 def compiled(schema: Schema) -> _Pool:
@@ -196,6 +216,18 @@ def _write(root: Path, name: str, schema: Schema) -> None:
     path.write_text(schema.text)
     for imported, each in schema.references.items():
         _write(root, imported, each)
+
+
+def _message_name(data: bytes) -> tuple[str, bytes]:
+    """The name of the message, as Apicurio's serializers write it in front, and the rest; "" where none is.
+
+    It is the member 1 of a message of Protobuf, with the size of that in front.
+    """
+    size = data[0] if data else 0
+    if not 2 < size < 0x80 or data[1:3] != bytes([0x0A, size - 2]) or len(data) <= size:
+        return "", data
+    name = data[3 : size + 1]
+    return (name.decode(), data[size + 1 :]) if name.isascii() else ("", data)
 
 
 def _message_path(data: bytes) -> tuple[tuple[int, ...], bytes]:

@@ -13,6 +13,7 @@ from feeds.durations import Duration
 from feeds.secret_files import read_login, read_secret
 
 if TYPE_CHECKING:
+    from feeds.payloads.format_decoder import FormatDecoder
     from feeds.payloads.payload_decoder import PayloadDecoder
     from feeds.payloads.schema_registry import SchemaRegistry
 
@@ -90,6 +91,14 @@ class FormatRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             pattern=r"^([^=]+=.+)?$",
         ),
     ] = ""
+    field: Annotated[
+        str,
+        about(
+            "a field that messages of it have (JSON and msgpack), and its value or a pattern of it, such as "
+            'data.0.kind=*trade; "" for any',
+            pattern=r"^([^=]+=.+)?$",
+        ),
+    ] = ""
 
 
 class MessageSource(SourceConnector, frozen=True, kw_only=True):
@@ -104,7 +113,10 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
     ] = ""
     formats: Annotated[
         tuple[FormatRule, ...],
-        about("formats of some of the messages, by topic or header; the first that covers a message counts"),
+        about(
+            "formats of some of the messages, by topic, header or field; the first that covers a message "
+            "counts"
+        ),
     ] = ()
     registry: RegistrySettings = RegistrySettings()
 
@@ -118,24 +130,24 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
 
     def _payloads(self, max_bytes: int, registry: SchemaRegistry | None) -> PayloadDecoder:
         from feeds.payloads.format_decoder import ByRule, Rule
-
-        other = self._decoder("format", self.format, max_bytes, registry)
-        rules = []
-        for index, rule in enumerate(self.formats):
-            name, _, pattern = rule.header.partition("=")
-            decoder = self._decoder(f"formats[{index}].format", rule.format, max_bytes, registry)
-            rules.append(Rule(decoder, rule.topics, (name, pattern) if name else None))
-        return ByRule(rules, other) if rules else other
-
-    def _decoder(
-        self, key: str, name: str, max_bytes: int, registry: SchemaRegistry | None
-    ) -> PayloadDecoder:
-        from feeds.file_format import FormatError, load_format
-        from feeds.payloads.format_decoder import FormatDecoder
         from feeds.payloads.payload_decoder import WireDecoder
 
-        if not name:
-            return WireDecoder(max_bytes)
+        other: PayloadDecoder = WireDecoder(max_bytes)
+        if self.format:
+            other = self._decoder("format", self.format, max_bytes, registry)
+        rules = []
+        for index, rule in enumerate(self.formats):
+            decoder = self._decoder(f"formats[{index}].format", rule.format, max_bytes, registry)
+            header, field = _named(rule.header), _named(rule.field)
+            if field is not None and not decoder.has_fields:
+                raise SettingError(f"formats[{index}].field", "only messages of JSON and msgpack have fields")
+            rules.append(Rule(decoder, rule.topics, header, field))
+        return ByRule(rules, other) if rules else other
+
+    def _decoder(self, key: str, name: str, max_bytes: int, registry: SchemaRegistry | None) -> FormatDecoder:
+        from feeds.file_format import FormatError, load_format
+        from feeds.payloads.format_decoder import FormatDecoder
+
         try:
             return FormatDecoder(load_format(name, of_messages=True), max_bytes, registry)
         except FormatError as error:
@@ -158,3 +170,9 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
                 yield Finding("registry.url", f"{self.registry.url} answers")
             except Exception as error:  # whatever the client raises
                 yield Finding("registry.url", f"{self.registry.url} does not answer: {error}", ok=False)
+
+
+def _named(condition: str) -> tuple[str, str] | None:
+    """The name and the pattern in NAME=PATTERN."""
+    name, _, pattern = condition.partition("=")
+    return (name, pattern) if name else None

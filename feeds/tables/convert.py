@@ -5,17 +5,18 @@ A row that is taken holds what `RowReader` would read from it, and one that it w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feeds.codec import YEAR_1990, YEAR_2100, is_name
+from feeds.codec import SIZES, YEAR_1990, YEAR_2100, is_name
 from feeds.columns.decode import COLUMNS, Columns
 from feeds.columns.decode_kernel import BUY, QUOTE, SELL, TRADE, UNKNOWN, tokens_of_numbers, tokens_of_texts
 from feeds.columns.record_columns import Keys
 from feeds.columns.text_kernel import Words, instants_of, spans, units_of
-from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, BinaryFloat, to_units
+from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, SCALE, BinaryFloat, parse_fixed, to_units
 from feeds.file_format import NUMBERS, PRICES, FileFormat, Kind, Match
 from feeds.row_records import RowReader
 from feeds.tables.table import Column, Integers, Table
@@ -194,13 +195,14 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
             units = _NONE if text in reader.values.null else to_units(reader.values.read_number(name, text))
             return _NONE if units is None else units
 
-        shifted = form.implied_decimals and name in PRICES
-        is_plain = reader.values.plain is None and not shifted and not _has_floats(column)
+        changed = form.implied_decimals if name in PRICES else form.multiplier
+        is_plain = reader.values.plain is None and not changed and not _has_floats(column)
         return _by_word(column, read, units_of(column.words) if is_plain else None)
     if column.kind == "float":
         if name not in form.float_decimals:
             raise Unusual
-        return _where_valid(column, _rounded(column.values, form.float_decimals[name]))
+        rounded = _rounded(column.values, form.float_decimals[name])
+        return _where_valid(column, _multiplied(reader, name, rounded))
     if column.kind != "decimal":
         raise Unusual
     scale = column.scale + (form.implied_decimals if name in PRICES else 0)
@@ -212,7 +214,18 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
     else:
         units, rest = np.divmod(values, 10 ** min(scale - NANO, 18))
         found = np.where((rest == 0) & (scale - NANO <= 18), units, _NONE)
-    return _where_valid(column, found)
+    return _where_valid(column, _multiplied(reader, name, found))
+
+
+def _multiplied(reader: RowReader, name: str, units: Integers) -> Integers:
+    """Sizes times the declared multiplier; `_NONE` where that is not in whole units."""
+    if not reader.form.multiplier or name not in SIZES:
+        return units
+    times, of = Fraction(parse_fixed(reader.form.multiplier), SCALE).as_integer_ratio()
+    most = _LIMIT // times
+    whole, rest = np.divmod(units, of)
+    fits = (units != _NONE) & (rest == 0) & (whole <= most) & (whole >= -most)
+    return np.where(fits, np.where(fits, whole, 0) * min(times, _LIMIT), _NONE)
 
 
 def _has_floats(column: Column) -> bool:

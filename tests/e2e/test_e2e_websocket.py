@@ -10,13 +10,16 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from msgspec import Raw
+from msgspec.json import encode
 from websockets.asyncio.server import ServerConnection
 
 from daemon.config.schema import BarsConfig, SourceConfig
@@ -27,56 +30,96 @@ from tests.kit import SECOND, inproc_config, until
 from tests.kit.inproc import running
 from tests.kit.venue import venue
 
-SYMBOL = "BINANCE:BTCUSDT"
 Bar = tuple[Decimal, ...]
-Frame = dict[str, Any]
 
 
-def frame(number: int, at_ms: int, price: str, size: str) -> Frame:
-    return {
-        "e": "trade",
-        "E": at_ms,
-        "s": "BTCUSDT",
-        "t": number,
-        "p": price,
-        "q": size,
-        "T": at_ms,
-        "m": True,
-    }
+class Trade(NamedTuple):
+    """What a venue says of a trade."""
+
+    number: int
+    at_ms: int
+    price: str
+    size: str
+
+    @property
+    def iso(self) -> str:
+        return datetime.fromtimestamp(self.at_ms // 1000, UTC).strftime(
+            f"%Y-%m-%dT%H:%M:%S.{self.at_ms % 1000:03}Z"
+        )
 
 
-def generated(seconds: int, rng: Random) -> list[Frame]:
+FRAMES: dict[str, tuple[str, Callable[[Trade], Any]]] = {
+    "binance": ("BTCUSDT", lambda each: {
+        "e": "trade", "E": each.at_ms, "s": "BTCUSDT", "t": each.number, "p": each.price, "q": each.size,
+        "T": each.at_ms, "m": True,
+    }),
+    "bybit": ("BTCUSDT", lambda each: {
+        "topic": "publicTrade.BTCUSDT", "type": "snapshot", "ts": each.at_ms, "data": [
+            {"T": each.at_ms, "s": "BTCUSDT", "S": "Buy", "v": each.size, "p": each.price,
+             "i": f"20f4-{each.number}"}
+        ],
+    }),
+    "coinbase": ("BTC-USD", lambda each: {
+        "type": "match", "trade_id": each.number, "sequence": 7 * each.number, "time": each.iso,
+        "product_id": "BTC-USD", "size": each.size, "price": each.price, "side": "sell",
+    }),
+    "kraken": ("BTC/USD", lambda each: {
+        "channel": "trade", "type": "update", "data": [
+            {"symbol": "BTC/USD", "side": "sell", "price": Raw(each.price.encode()),
+             "qty": Raw(each.size.encode()), "trade_id": each.number, "timestamp": each.iso}
+        ],
+    }),
+    "okx": ("BTC-USDT", lambda each: {
+        "arg": {"channel": "trades", "instId": "BTC-USDT"}, "data": [
+            {"instId": "BTC-USDT", "tradeId": str(each.number), "px": each.price, "sz": each.size,
+             "side": "buy", "ts": str(each.at_ms)}
+        ],
+    }),
+}  # fmt: skip
+"""By venue: a symbol, and the frame of a trade."""
+REPLIES = {
+    "binance": {"result": None, "id": 1},
+    "bybit": {"success": True, "op": "subscribe"},
+    "coinbase": {"type": "subscriptions", "channels": []},
+    "kraken": {"method": "subscribe", "success": True},
+    "okx": {"event": "subscribe", "connId": "a4"},
+}
+"""To a subscription."""
+
+
+def generated(seconds: int, rng: Random) -> list[Trade]:
     """Trades up to now, a few each second."""
-    begin, frames = int(time.time()) - seconds, list[Frame]()
+    begin, found = int(time.time()) - seconds, list[Trade]()
     for second in range(seconds):
-        for at_ms in sorted(rng.randrange(1000) for _ in range(rng.randrange(2, 6))):
+        for at_ms in sorted(rng.sample(range(1000), rng.randrange(2, 6))):
             price = f"{60000 + rng.randrange(1000)}.{rng.randrange(100):02}"
             size = f"0.{rng.randrange(1, 10**5):05}"
-            frames.append(frame(len(frames), (begin + second) * 1000 + at_ms, price, size))
-    return frames
+            found.append(Trade(len(found), (begin + second) * 1000 + at_ms, price, size))
+    return found
 
 
-def captured(data: Path, seconds: int) -> list[Frame]:
+def captured(data: Path, seconds: int) -> list[Trade]:
     """The first trades of a capture."""
-    found = list[Frame]()
+    found = list[Trade]()
     with gzip.open(data / "binance_spot_btcusdt_20240808_raw.gz", "rt") as lines:
         for line in lines:
             document = json.loads(line.partition(" ")[2])
             if document.get("stream") == "btcusdt@trade":
-                found.append(document["data"])
-                if found[-1]["T"] - found[0]["T"] > seconds * 1000:
+                said = document["data"]
+                found.append(Trade(said["t"], said["T"], said["p"], said["q"]))
+                if found[-1].at_ms - found[0].at_ms > seconds * 1000:
                     return found
     return found
 
 
-def bars_of(frames: Sequence[Frame]) -> dict[int, Bar]:
+def bars_of(trades: Sequence[Trade]) -> dict[int, Bar]:
     """Open, high, low, close and volume by second, in plain decimals, by event time and number."""
-    by_second = defaultdict[int, list[Frame]](list)
-    for each in sorted(frames, key=lambda each: (each["T"], each["t"])):
-        by_second[each["T"] // 1000].append(each)
+    by_second = defaultdict[int, list[Trade]](list)
+    for each in sorted(trades, key=lambda each: (each.at_ms, each.number)):
+        by_second[each.at_ms // 1000].append(each)
     found = {}
     for second, own in by_second.items():
-        prices, sizes = [Decimal(each["p"]) for each in own], [Decimal(each["q"]) for each in own]
+        prices, sizes = [Decimal(each.price) for each in own], [Decimal(each.size) for each in own]
         found[second] = prices[0], max(prices), min(prices), prices[-1], sum(sizes, Decimal())
     return found
 
@@ -90,10 +133,14 @@ def seen(rows: Bars) -> dict[int, Bar]:
 
 
 class Unreliable:
-    """Sends ``frames``; connections end, frames are late, swapped with a neighbour, or come twice."""
+    """Sends a frame of each trade.
 
-    def __init__(self, frames: Sequence[Frame], rng: Random) -> None:
-        self._frames, self._rng = frames, rng
+    Connections end, frames are late, swapped with a neighbour, or come twice.
+    """
+
+    def __init__(self, of: str, trades: Sequence[Trade], rng: Random) -> None:
+        self._frames, self._rng = [encode(FRAMES[of][1](each)).decode() for each in trades], rng
+        self._reply = json.dumps(REPLIES[of])
         self._at = 0
         self.connections = 0
         self.done = False
@@ -101,7 +148,7 @@ class Unreliable:
     async def __call__(self, connection: ServerConnection) -> None:
         await connection.recv()  # the subscription
         self.connections += 1
-        await connection.send('{"result":null,"id":1}')
+        await connection.send(self._reply)
         self._at = max(0, self._at - self._rng.randrange(20))  # what it had sent comes again
         until_ = self._at + self._rng.randrange(20, 120)
         while self._at < len(self._frames):
@@ -114,31 +161,41 @@ class Unreliable:
                 group.reverse()
             for each in group:
                 for _ in range(1 + (self._rng.random() < 0.1)):
-                    await connection.send(json.dumps(each))
+                    await connection.send(each)
             if self._rng.random() < 0.05:
                 await asyncio.sleep(0.05)
         self.done = True
         await connection.wait_closed()
 
 
-CASES = [("generated", 0), ("generated", 1)] + [("captured", 0)] * ("FORETICK_DATA" in os.environ)
+CASES = [("binance", 60, 0), ("binance", 60, 1), *((each, 30, 2) for each in FRAMES if each != "binance")]
 
 
-@pytest.mark.parametrize(("of", "seed"), CASES)
-async def test_bars_are_right_whatever_the_venue_does(of: str, seed: int) -> None:
+@pytest.mark.parametrize(("of", "seconds", "seed"), CASES)
+async def test_bars_are_right_whatever_the_venue_does(of: str, seconds: int, seed: int) -> None:
     rng = Random(seed)
-    frames = generated(60, rng) if of == "generated" else captured(Path(os.environ["FORETICK_DATA"]), 60)
-    server, made = Unreliable(frames, rng), dict[int, Bar]()
+    await expect_bars(of, generated(seconds, rng), rng)
+
+
+@pytest.mark.skipif("FORETICK_DATA" not in os.environ, reason="FORETICK_DATA names no recorded data")
+async def test_bars_of_captured_frames_are_right() -> None:
+    await expect_bars("binance", captured(Path(os.environ["FORETICK_DATA"]), 60), Random(0))
+
+
+async def expect_bars(of: str, trades: list[Trade], rng: Random) -> None:
+    server, made = Unreliable(of, trades, rng), dict[int, Bar]()
+    symbol = FRAMES[of][0]
     async with venue(server) as url:
-        connector = WebSocketConnector(url=url, format="binance", subscribe=('{"method":"SUBSCRIBE"}',))
+        connector = WebSocketConnector(url=url, format=of, subscribe=('{"method":"SUBSCRIBE"}',))
         config = inproc_config(
-            (SYMBOL,),
+            (f"{of.upper()}:{symbol}",),
             source=SourceConfig(kind="websocket", websocket=connector),  # type: ignore[call-arg]  # by connectors
             bars=BarsConfig(interval=Duration(SECOND), lateness=Duration(5 * SECOND)),
         )
+        (session,) = [each.name for each in config.sessions]
         watch = lambda _session, rows: made.update(seen(rows))  # noqa: E731
         async with running(config, [], watch=watch) as daemon:
-            expected = bars_of(frames)
+            expected = bars_of(trades)
             closed = max(expected) - 7
             await until(lambda: server.done and bool(made) and max(made) >= closed, 60)
             wanted = {second: bar for second, bar in expected.items() if second <= closed}
@@ -146,6 +203,6 @@ async def test_bars_are_right_whatever_the_venue_does(of: str, seed: int) -> Non
             assert found == wanted
             assert daemon.count("source_breaks", source="websocket") == server.connections - 1 > 0
             assert daemon.count("records_passed_over", source="websocket") == server.connections
-            assert daemon.count("records_duplicate", session="btcusdt") > 0
-            flags = {flag for each in daemon.answers("btcusdt") for flag in each.flags}
+            assert daemon.count("records_duplicate", session=session) > 0
+            flags = {flag for each in daemon.answers(session) for flag in each.flags}
             assert "gap" in flags

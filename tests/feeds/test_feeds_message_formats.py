@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import time
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -419,11 +420,31 @@ async def test_protobuf_is_read_by_a_registrys_schema(tmp_path: Path) -> None:
         message(framed(5, bytes([4, 2, 8]) + trade.SerializeToString())),
         message(framed(5, b"\xff")),
         message(framed(5, path + b"\xff\xff")),
+        message(framed(5, b"\x07\x0a\x05Trade" + trade.SerializeToString())),
     ]
     await made.prepare(sent)
     found = [records(made.parts(each))[0] for each in sent]
     assert (found[0].ts_event, found[0].side) == (NOW - 10**9 + 123_456_789, "sell")
-    assert [each.reason for each in found[1:]] == ["schema", "schema", "framing", "protobuf"]
+    assert [each.reason for each in found[1:]] == ["schema", "schema", "framing", "protobuf", "framing"]
+
+
+async def test_protobuf_names_the_message_as_apicurio_writes_it(tmp_path: Path) -> None:
+    """A message of Protobuf with the name and its size, in place of Confluent's numbers."""
+    text = (
+        'syntax = "proto3"; message Other { string s = 1; } '
+        "message Trade { int64 t = 1; string s = 2; string p = 3; string q = 4; bool m = 5; }"
+    )
+    client = Registry({5: stored("PROTOBUF", text)})
+    made = decoder(tmp_path, trades("protobuf"), SchemaRegistry(client, no_sleep))
+    from feeds.payloads.protobuf import compiled
+
+    trade = compiled(Schema("PROTOBUF", text)).kind("Trade")(t=NOW // 10**6, s="AAA", p="1.5", q="2")
+    named = b"\x07\x0a\x05Trade"
+    sent = [message(framed(5, named + trade.SerializeToString())) for _ in range(2)]
+    sent.append(message(framed(5, b"\x07\x0a\x05Quote" + trade.SerializeToString())))
+    await made.prepare(sent)
+    assert made.columns(sent)["taken"].tolist() == [1, 1, 0]
+    assert [type(records(made.parts(each))[0]) for each in sent] == [Trade, Trade, MalformedRecord]
 
 
 # Which format a message has.
@@ -450,6 +471,19 @@ def test_the_first_rule_that_covers_a_message_counts(tmp_path: Path) -> None:
     found = [records(made.parts(each))[0] for each in sent]
     assert [isinstance(each, Trade) for each in found] == [True, True, True, False]
     assert made.failed == 0
+
+
+@pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode])
+def test_a_rule_may_ask_for_a_field_of_a_message(tmp_path: Path, encode: Callable[[Any], bytes]) -> None:
+    container = "json" if encode is msgspec.json.encode else "msgpack"
+    own = decoder(tmp_path, trades(container, "", FLOATS if container == "msgpack" else ""))
+    made = ByRule([Rule(own, field=("kind.0", "tr*"))], other=WireDecoder(MOST))
+    made.read_symbols(SYMBOLS)
+    trade = {"t": NOW // 10**6, "s": "AAA", "p": 1, "q": 2, "m": True}
+    kinds = [{"kind": ["trade"]}, {"kind": ["quote"]}, {"kind": "trade"}, {"kind": [["trade"]]}, {}]
+    sent = [message(encode(trade | each)) for each in kinds] + [message(b""), message(b"\xff")]
+    assert made.columns(sent)["taken"].tolist() == [1, 0, 0, 0, 0, 0, 0]
+    assert [isinstance(records(made.parts(each))[0], Trade) for each in sent] == [True] + [False] * 6
 
 
 @pytest.mark.parametrize(

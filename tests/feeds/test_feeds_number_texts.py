@@ -1,6 +1,6 @@
 """Numbers as files write them, against `Decimal`."""
 
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 import pytest
 from hypothesis import example, given
@@ -108,6 +108,20 @@ def test_implied_decimals_shift_the_text(digits: int, places: int) -> None:
         assert found.refused == [(1, "price")]
 
 
+@given(st.decimals("0", "1e15", places=9), st.decimals("1e-9", "1e6", places=9))
+@example(Decimal("0.000000001"), Decimal("1e-9"))
+def test_sizes_are_multiplied_exactly(size: Decimal, times: Decimal) -> None:
+    """And prices are not."""
+    found = read(form(more=f"multiplier = '{times:f}'"), row("3.5", f"{size:f}"))
+    with localcontext(prec=60):
+        product = size * times
+        sizes = [(exact(each.price), exact(each.size)) for each in found.trades]
+    if product <= 10**15:
+        assert sizes == [(Decimal("3.5"), product)]
+    else:
+        assert found.refused == [(1, "size")]
+
+
 @given(st.decimals("-1000000", "1000000", places=6), st.sampled_from(["", "signed = 'size'"]))
 def test_a_sign_may_be_the_side(size: Decimal, more: str) -> None:
     found = read(form(more=more), row("1", f"{size:f}"))
@@ -207,6 +221,8 @@ def test_an_integer_without_end_is_refused() -> None:
         (form('thousands = "."'), "thousands: '.' already is the decimal point"),
         (form('decimal = ","\nthousands = ","'), "thousands: ',' already is the decimal point"),
         (form(more="implied_decimals = 19"), "implied_decimals: must be 0 to 18"),
+        (form(more="multiplier = '0'"), "multiplier: must be above 0"),
+        (form(more="multiplier = 'x'"), "multiplier: 'x' is not"),
         (form(more="signed = 'price'"), "signed"),
         (
             form(more="signed = 'size'").replace("size = 2", "size = 2, side = 3"),

@@ -17,6 +17,16 @@ from tests.kit import until
 from tests.kit.kafka import make_certificates
 
 SCHEMA = '{"type": "string"}'
+LINES = """
+description = "trades, a line each"
+container = "csv"
+header = false
+[[records]]
+kind = "trade"
+venue = "X"
+time = { field = 0, format = "epoch-ms" }
+fields = { symbol = 1, price = 2, size = 3 }
+"""
 BASIC = "Basic " + base64.b64encode(b"desk:tick tock").decode()
 
 
@@ -142,3 +152,11 @@ def test_a_format_that_is_missing_is_named() -> None:
     assert finding.key == "formats[0].format"
     assert "none.toml" in finding.message
     assert list(MessageSource().check_formats()) == []
+
+
+def test_only_documents_without_a_schema_are_asked_for_a_field(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.toml"
+    lines.write_text(LINES)
+    source = MessageSource(formats=(FormatRule(str(lines), field="type=halt"),))
+    (finding,) = source.check_formats()
+    assert (finding.ok, finding.key) == (False, "formats[0].field")

@@ -448,6 +448,8 @@ def formats(draw: st.DrawFn, container: str) -> tuple[str, str]:
         lines.append(f'rounded = ["{prices[0]}"]')
     if draw(st.integers(0, 3)) == 3:
         lines.append("implied_decimals = 2")
+    if draw(st.integers(0, 3)) == 3:
+        lines.append(f'multiplier = "{one("100", "0.01", "1e-9")}"')
     if draw(st.integers(0, 4)) == 4:
         lines.append(f'match = {{ field = "{one("e", "m", "n")}", values = ["trade", "1", "true", "BUY"] }}')
     nulls = one("", "", 'null = ["", "-"]', 'null = ["x", "AAA"]')

@@ -251,6 +251,7 @@ order = "{draw(st.sampled_from(["auto", "oldest_first", "newest_first"]))}"
 kind = "{"trade" if "price" in members else "quote"}"
 venue = "V"
 implied_decimals = {draw(st.sampled_from([0, 0, 2]))}
+multiplier = "{draw(st.sampled_from(["", "", "100", "0.001", "2.5", "1e15"]))}"
 {more}
 time = {{ field = "time", format = "{notation}", zone = "{zone}" }}
 fields = {{ {", ".join(f'{n} = "{c}"' for n, c in fields.items())} }}

@@ -1,14 +1,16 @@
 """Records of producers that are not ours, over real Kafka and a real schema registry, up to the ring."""
 
 import asyncio
+import base64
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
@@ -28,7 +30,11 @@ from tests.kit.registry import RegistryServer
 
 pytestmark = pytest.mark.kafka
 TRADES = 40
-KINDS = ("json", "avro", "java", "protobuf", "descriptors", "debezium")
+KINDS = (
+    "json", "avro", "java", "protobuf", "descriptors", "java_protobuf", "debezium", "msgpack", "array", "csv"
+)  # fmt: skip
+MIXED = ("array", "csv")
+"""Those of one topic, which a header tells apart."""
 AVRO: dict[str, Any] = {
     "type": "record",
     "name": "Trade",
@@ -78,12 +84,27 @@ FORMS = {
         'fields = { symbol = "$key", price = "payload.after.price", size = "payload.after.size" }\n'
         'match = { field = "payload.op", values = ["c"] }',
     ),
+    "msgpack": FORM.format(
+        name="msgpack", container="msgpack",
+        more='time = { field = "at", format = "epoch-us" }\nfloat_decimals = { size = 3 }\n'
+        'fields = { symbol = "symbol", price = "price", size = "size" }',
+    ),
+    "array": FORM.format(
+        name="array", container="json",
+        more='time = { field = "at", format = "epoch-us" }\neach = "trades"\n'
+        'fields = { symbol = "$.symbol", price = "price", size = "size" }',
+    ),
+    "csv": FORM.format(
+        name="lines", container="csv\"\nheader = false\ndelimiter = \";",
+        more='time = { field = 0, format = "epoch-us" }\nfields = { symbol = 1, price = 2, size = 3 }',
+    ),
 }  # fmt: skip
 USED_BY = {
     "json": ["json"],
     "avro": ["avro", "java"],
-    "protobuf": ["protobuf", "descriptors"],
+    "protobuf": ["protobuf", "descriptors", "java_protobuf"],
     "debezium": ["debezium"],
+    "msgpack": ["msgpack"],
 }
 JAVA = """
 import io.apicurio.registry.serde.avro.AvroKafkaSerializer
@@ -114,6 +135,57 @@ rows.split(";").each { row ->
     producer.send(new ProducerRecord(topic, symbol, record)).get()
 }
 producer.close()
+"""
+
+JAVA_PROTOBUF = """
+import com.google.protobuf.DescriptorProtos.FileDescriptorSet
+import com.google.protobuf.Descriptors.FileDescriptor
+import com.google.protobuf.DynamicMessage
+import com.google.protobuf.Timestamp
+import io.apicurio.registry.serde.protobuf.ProtobufKafkaSerializer
+import org.apache.kafka.clients.producer.KafkaProducer
+import org.apache.kafka.clients.producer.ProducerRecord
+import org.apache.kafka.common.serialization.StringSerializer
+
+def (bootstrap, registry, topic, descriptors, rows) = args as List
+def known = ["google/protobuf/timestamp.proto": Timestamp.descriptor.file]
+def last = null
+FileDescriptorSet.parseFrom(descriptors.decodeBase64()).fileList.each { file ->
+    if (!known[file.name]) {
+        last = FileDescriptor.buildFrom(file, file.dependencyList.collect { known[it] } as FileDescriptor[])
+        known[file.name] = last
+    }
+}
+def settings = [
+    "bootstrap.servers": bootstrap, "compression.type": "gzip",
+    "apicurio.registry.url": registry, "apicurio.registry.auto-register": "true",
+    "apicurio.registry.headers.enabled": "false", "apicurio.registry.use-id": "contentId",
+]
+def serializer = new ProtobufKafkaSerializer()
+serializer.configure(settings, false)
+def producer = new KafkaProducer(settings, new StringSerializer(), serializer)
+def trade = last.findMessageTypeByName("Trade"), amount = last.findMessageTypeByName("Amount")
+rows.split(";").each { row ->
+    def (at, symbol, price, size) = row.split(",") as List
+    def micros = at as long
+    def nanos = (micros % 1000000 * 1000) as int
+    def time = Timestamp.newBuilder().setSeconds(micros.intdiv(1000000)).setNanos(nanos)
+    def value = DynamicMessage.newBuilder(amount).setField(amount.findFieldByName("value"), size as double)
+    def record = DynamicMessage.newBuilder(trade)
+        .setField(trade.findFieldByName("at"), time.build())
+        .setField(trade.findFieldByName("symbol"), symbol)
+        .setField(trade.findFieldByName("price"), price)
+        .setField(trade.findFieldByName("size"), value.build())
+    producer.send(new ProducerRecord(topic, symbol, record.build())).get()
+}
+producer.close()
+"""
+WHOLE = """
+syntax = "proto3";
+package md;
+import "google/protobuf/timestamp.proto";
+message Amount { double value = 1; }
+message Trade { google.protobuf.Timestamp at = 1; string symbol = 2; string price = 3; Amount size = 4; }
 """
 
 
@@ -156,10 +228,12 @@ def _iso(at: int) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06}Z"
 
 
-def produce(kafka: RealKafka, topic: str, payloads: list[bytes | None], key: str = "") -> None:
+def produce(
+    kafka: RealKafka, topic: str, payloads: Sequence[bytes | None], key: str = "", **headers: str
+) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "compression.type": "snappy"})
     for payload in payloads:
-        producer.produce(topic, payload, key)
+        producer.produce(topic, payload, key, headers=headers)
     assert producer.flush(30) == 0
 
 
@@ -230,11 +304,38 @@ def send_descriptors(
     produce(kafka, topic, payloads)
 
 
+def send_java_protobuf(
+    kafka: RealKafka, registry: RegistryServer, topic: str, symbol: str, times: list[int]
+) -> None:
+    """By Apicurio's serializer, which names the message in front of it, and registers the schema."""
+    rows = ";".join(f"{at},{symbol},{price(n)},{n + 1}.125" for n, at in enumerate(times))
+    descriptors = base64.b64encode(compiled(OwnSchema("PROTOBUF", WHOLE)).serialized).decode()
+    registry.run_script(JAVA_PROTOBUF, kafka.bootstrap, registry.native, topic, descriptors, rows)
+
+
+def send_msgpack(kafka: RealKafka, topic: str, symbol: str, times: list[int]) -> None:
+    rows = [{"at": at, "symbol": symbol, "price": price(n), "size": n + 1.125} for n, at in enumerate(times)]
+    produce(kafka, topic, [msgspec.msgpack.encode(row) for row in rows])
+
+
+def send_mixed(kafka: RealKafka, topic: str, names: Mapping[str, str], times: list[int]) -> None:
+    """Ten trades a message, as an array in JSON and as lines; a header says which."""
+    arrays, texts = list[bytes](), list[bytes]()
+    for first in range(0, TRADES, 10):
+        part = range(first, first + 10)
+        trades = [{"at": times[n], "price": price(n), "size": f"{n + 1}.125"} for n in part]
+        arrays.append(json.dumps({"symbol": names["array"], "trades": trades}).encode())
+        lines = [f"{times[n]};{names['csv']};{price(n)};{n + 1}.125\n" for n in part]
+        texts.append("".join(lines).encode())
+    produce(kafka, topic, arrays, form="array")
+    produce(kafka, topic, texts, form="csv")
+
+
 async def test_every_encoding_over_real_kafka(
     real_kafka: RealKafka, registry: RegistryServer, tmp_path: Path
 ) -> None:
     suffix = uuid.uuid4().hex[:8]
-    topics = {kind: f"{kind}.{suffix}" for kind in KINDS}
+    topics = {kind: f"{'mixed' if kind in MIXED else kind}.{suffix}" for kind in KINDS}
     await create_topics(real_kafka.bootstrap, dict.fromkeys(topics.values(), 1))
     for name, text in FORMS.items():
         (tmp_path / f"{name}.toml").write_text(text)
@@ -248,17 +349,24 @@ async def test_every_encoding_over_real_kafka(
     await asyncio.to_thread(send_protobuf, real_kafka, registry, topics["protobuf"], names["protobuf"], times)
     own = topics["descriptors"], names["descriptors"], times
     await asyncio.to_thread(send_descriptors, real_kafka, registry, *own)
+    own = topics["java_protobuf"], names["java_protobuf"], times
+    await asyncio.to_thread(send_java_protobuf, real_kafka, registry, *own)
     await asyncio.to_thread(send_debezium, real_kafka, topics["debezium"], names["debezium"], times)
+    await asyncio.to_thread(send_msgpack, real_kafka, topics["msgpack"], names["msgpack"], times)
+    await asyncio.to_thread(send_mixed, real_kafka, topics["csv"], names, times)
     unknown = b"\0" + (99999).to_bytes(4, "big") + b"\0"
     await asyncio.to_thread(produce, real_kafka, topics["avro"], [unknown])
     connector = KafkaSourceConnector(
         bootstrap=real_kafka.bootstrap,
-        topics=tuple(topics.values()),
+        topics=tuple(dict.fromkeys(topics.values())),
         group=f"formats.{suffix}",
         progress_topic=f"progress.{suffix}",
-        formats=tuple(
-            FormatRule(str(tmp_path / f"{name}.toml"), tuple(topics[kind] for kind in kinds))
-            for name, kinds in USED_BY.items()
+        formats=(
+            *(
+                FormatRule(str(tmp_path / f"{name}.toml"), tuple(topics[kind] for kind in kinds))
+                for name, kinds in USED_BY.items()
+            ),
+            *(FormatRule(str(tmp_path / f"{name}.toml"), header=f"form={name}") for name in MIXED),
         ),
         registry=RegistrySettings(url=registry.url),
     )  # fmt: skip
