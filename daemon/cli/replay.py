@@ -14,13 +14,14 @@ from typing import Any
 
 import click
 import msgspec
+import numpy as np
 import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
 from daemon.cli.bars_file import BarsFile
 from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
-from daemon.cli.replay_summary import summary_lines, too_late
+from daemon.cli.replay_summary import answered_line, summary_lines, too_late
 from daemon.config.checks import tables_of
 from daemon.config.schema import (
     OFF,
@@ -317,6 +318,7 @@ async def _through_daemon(
         click.echo(f"{found.read.unknown_symbol} records of other symbols than {read} were skipped", err=True)
     out = sys.stderr if as_json else sys.stdout
     print("\n".join(summary_lines(found)), file=out)
+    print(answered_line(gateway.store), file=out)
     print(f"{printer.count} answers, {source.malformed_lines} malformed lines", file=out)
     _tell_unused(source)
     late = {session.name: session.bars(config.bars).late for session in config.sessions}
@@ -378,9 +380,11 @@ class AnswerPrinter:
             self._write(f"{payload.decode()}\n")
             return
         flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""
+        sure = "" if answer.probability is None else f"probability {answer.probability:.3f}, "
+        version = f"{np.datetime64(answer.as_of // 1000, 'us')}Z v{answer.data_version}"
         self._write(
-            f"{answer.symbol} v{answer.data_version} {answer.question}: {answer.text} "
-            f"(gap {answer.logit_gap:.3f}){flags}\n"
+            f"{answer.symbol} {version} {answer.question}: {answer.text} "
+            f"({sure}gap {answer.logit_gap:.3f}){flags}\n"
         )
 
     async def stop(self) -> None:

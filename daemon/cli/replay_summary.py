@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from daemon.cli.options import aligned
 from daemon.ledger import Kept, Ledger, RecordsRead
+from metrics.catalogue import BY_NAME
+from metrics.store import MetricStore
 
 _COLUMNS = ("session", "records", "in bars", "late", "repeated", "dropped", "refused", "other kinds")
 
@@ -15,6 +17,19 @@ def summary_lines(found: Ledger) -> list[str]:
     lines += [f"refused by {each.session}: {_reasons(each.refused)}" for each in refusing]
     lost = found.lost + sum(found.unaccounted.values())
     return [*lines, f"{lost} records did not reach a session's bars"] if lost else lines
+
+
+def answered_line(store: MetricStore) -> str:
+    """How many bars there were, and how many of them have no answers of their own."""
+
+    def total(name: str) -> int:
+        full = f"foretick_{name}_total"
+        return sum(int(store.value(full, **labels)) for labels in store.series(BY_NAME[full]))
+
+    found, joined = f"{total('bars')} bars, {total('versions')} data versions", total("flash_coalesced")
+    if not joined:
+        return found
+    return f"{found}; {joined} bars were answered only with a later one: a lower --speed answers each"
 
 
 def too_late(found: Ledger, max_percent: float, late: Mapping[str, str]) -> list[str]:

@@ -37,7 +37,10 @@ from tests.kit.kafka import REPOSITORY, free_ports
 from tests.kit.samples import SAMPLES, Sample, write
 
 INPROC = ("--to", "inproc", "--speed", "0")
-LINE = re.compile(r"^(\S+) v(\d+) (\w+): (.*) \(gap [\d.]+\)(?: \[(.*)\])?$")
+LINE = re.compile(
+    r"^(\S+) \d{4}-\d\d-\d\dT[\d:.]+Z v(\d+) (\w+): (.*) "
+    r"\((?:probability [01]\.\d{3}, )?gap [\d.]+\)(?: \[(.*)\])?$"
+)
 
 
 @pytest.fixture(params=SAMPLES, ids=lambda sample: sample.form)
