@@ -93,13 +93,14 @@ class GraphRunner:
             raise ValueError("the pool has no free block for the rows of padding; enlarge it")
         self._scratch = SharedBlocks(pool, runs)
         pool.blocks.release(runs)
-        self._refused = False
+        self._refused = set[Key]()
+        """Passes that cannot be captured."""
         self.captures = 0
         self.replays = 0
 
     def takes(self, metadata: AttentionMetadata) -> bool:
-        """Whether the batch is small enough and capture works."""
-        return metadata.rows <= self._most_rows and not self._refused
+        """Whether the batch is small enough."""
+        return metadata.rows <= self._most_rows
 
     @torch.inference_mode()
     def logits(self, metadata: AttentionMetadata, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
@@ -138,13 +139,15 @@ class GraphRunner:
         result = run()
         # the eager pass may have found new kinds of layers: complete the metadata before the capture
         complete = *key[:2], self._attention.prepare(metadata)
+        if complete in self._refused:
+            return result
         try:
             replay = self._capture(run)
         except RuntimeError as error:
             if out_of_memory(error):  # the pass itself is done; try to capture the next one of this size
                 return result
-            log.warning("CUDA graphs are off: passes of this model cannot be captured: %s", error)
-            self._refused = True
+            log.warning("passes of %d rows are not captured: %s", key[0], error)
+            self._refused.add(complete)
             return result
         self._captured[complete] = replay
         self.captures += 1
