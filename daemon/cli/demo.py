@@ -326,7 +326,9 @@ def _table(seen: Seen) -> Table:
     table.add_column("flags")
     previous = ""
     order = {question.name: i for i, question in enumerate(PAPER_SIX)}
-    for (session, question), answer in sorted(seen.answers.items(), key=lambda i: (i[0][0], order[i[0][1]])):
+    for (session, question), answer in sorted(
+        seen.answers.items(), key=lambda i: (i[0][0], order.get(i[0][1], len(order)))
+    ):
         table.add_row(
             answer.symbol if session != previous else "",
             question,

@@ -2,10 +2,12 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec import structs
 
 from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
@@ -17,6 +19,8 @@ from feeds.quality.calendar import Calendar
 
 KeyProblem = tuple[str, str]
 """The key, and what is wrong with it."""
+_LEAST_LINE, _LEAST_BARS = 6, 64
+"""Of the tape model, which has the shortest lines: tokens of one, and the bars of its window."""
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 
@@ -228,12 +232,27 @@ def _positions(config: Config) -> Iterator[KeyProblem]:
 
 
 def _pool(config: Config) -> Iterator[KeyProblem]:
-    """The engine checks again: with lines = "auto" the model decides."""
+    """The engine checks again: with lines = "auto" the model decides how long they are."""
+
+    def at_least(session: SessionConfig) -> SessionConfig:
+        if session.lines != "auto":
+            return session
+        window = _LEAST_LINE * (session.retention_records or _LEAST_BARS)
+        return structs.replace(session, retention_tokens=min(session.retention_tokens, window))
+
+    yield from pool_problems(config, at_least)
+
+
+def pool_problems(config: Config, known: Callable[[SessionConfig], SessionConfig]) -> Iterator[KeyProblem]:
+    """Whether the pool holds the windows of all sessions that may be open at once.
+
+    ``known``: a session with what is known of its lines.
+    """
     if not config.opens_by_partition:
-        yield from pool_size(config, config.sessions)
+        yield from pool_size(config, [known(each) for each in config.sessions])
     examples = [each.example for each in config.patterns]
     for session in config.all_sessions if config.opens_by_partition else examples:
-        if problems := list(pool_size(config, [session])):
+        if problems := list(pool_size(config, [known(session)])):
             yield from problems
             return
 

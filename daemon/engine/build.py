@@ -15,7 +15,7 @@ from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import check_memory, fitting_blocks
-from daemon.engine.pool_size import PoolLimit, PoolSizes, check_pool
+from daemon.engine.pool_size import PoolLimit, PoolSizes, check_pools
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
@@ -363,8 +363,7 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     window = partial(window_tokens, prompt)
     sizes = PoolSizes(config, longest + (header if compact else 0), window)
     largest = sizes.largest(compact)
-    if not config.opens_by_partition:
-        check_pool(config, config.sessions, compact, window)
+    check_pools(config, compact, window)
     blocks = _capacity(config, sizes, compact, largest, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
     least = longest + max((session.summed_tokens for session in config.all_sessions), default=0)
@@ -495,10 +494,10 @@ def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
 
 def window_tokens(prompt: PromptFormat, session: SessionConfig) -> int:
     """Tokens that its window can hold: of a terse model, whose lines are all of one length, so many bars."""
-    if prompt.terse is None:
+    bars = retained_records(session, prompt)
+    if prompt.terse is None or not bars:
         return session.retention_tokens
-    line = len(prompt.encode(WIDEST_LINE))
-    return min(session.retention_tokens, line * retained_records(session, prompt))
+    return min(session.retention_tokens, bars * len(prompt.encode(WIDEST_LINE)))
 
 
 def prefixes_of(

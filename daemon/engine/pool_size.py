@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from msgspec import structs
 
-from daemon.config.checks import pool_size
+from daemon.config.checks import pool_problems, pool_size
 from daemon.config.schema import Config, SessionConfig
 from engine.engine import Engine
 from feeds.connector import SettingError
@@ -27,6 +27,17 @@ def check_pool(
         for s in sessions
     ]
     for problem in pool_size(config, known):
+        raise SettingError(*problem)
+
+
+def check_pools(config: Config, compact: Collection[str], window: Window) -> None:
+    """The same of all sessions that may be open at once. Raises SettingError."""
+
+    def known(session: SessionConfig) -> SessionConfig:
+        lines = "compact" if session.name in compact else session.lines
+        return structs.replace(session, lines=lines, retention_tokens=window(session))
+
+    for problem in pool_problems(config, known):
         raise SettingError(*problem)
 
 
@@ -124,8 +135,9 @@ class PoolLimit:
         return self._engine.pool.capacity
 
     def has_room(self, session: SessionConfig, *, compact: bool) -> bool:
-        """Whether a session can be opened with all that it may need."""
-        return self._all + self._sizes.of(session, compact=compact) <= self.capacity
+        """Whether a session can be opened, or changed, with all that it may need."""
+        others = self._all - self._needs.get(session.name, 0)
+        return others + self._sizes.of(session, compact=compact) <= self.capacity
 
     def open(self, session: SessionConfig, *, compact: bool) -> None:
         """There is another session."""

@@ -177,6 +177,7 @@ class EngineSessions:
         except ValueError as error:
             self._refuse(command, error)
             return
+        self.built.limit.open(session, compact=isinstance(line, CompactSpec))
         self.input.set(session, line, command.rolls)
         tape.bound_staleness(self.config.freshness_objective_ns(session))
         self.built.lines[session.name] = line
@@ -236,7 +237,13 @@ class EngineSessions:
             pool = structs.replace(self.config.pool, blocks=limit.capacity)
             compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
             window = partial(window_tokens, self.built.prompt)
-            check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact, window)
+            try:
+                check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact, window)
+            except SettingError as error:
+                if self.config.pool.blocks:
+                    raise
+                why = f"the {limit.capacity} blocks set aside at the start do not hold its window, too"
+                raise SettingError(error.key, f"{why}: restart with this session, or set them") from None
         return line
 
     def _between(self, command: protocol.SessionCommand, work: Callable[..., None], *of: Any) -> bool:

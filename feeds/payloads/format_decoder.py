@@ -314,13 +314,31 @@ class FormatDecoder:
         """Whether `value` finds something: its messages need no schema to be read."""
         return self._form.container in ("json", "msgpack")
 
-    def value(self, message: Incoming, ref: str) -> str | None:
-        """What stands at ``ref`` in a message, as text; None where nothing does, or it is no document."""
-        if self._documents is None or not message.payload or len(message.payload) > self._max_bytes:
+    @property
+    def has_registry(self) -> bool:
+        """Whether `prepare` has something to get."""
+        return self._registry is not None
+
+    def value(self, message: Incoming, ref: str, decoded_by: dict[str, Any]) -> str | None:
+        """What stands at ``ref`` in a message, as text; None where nothing does, or it is no document.
+
+        ``decoded_by``: what the message is by container, for others to look into.
+        """
+        kind = self._form.container
+        if kind not in decoded_by:
+            decoded_by[kind] = self._whole(message.payload)
+        document = decoded_by[kind]
+        try:
+            return None if document is None else Document(1, 0, document, document).get(ref)
+        except MalformedRecord:
+            return None
+
+    def _whole(self, payload: bytes) -> Any:
+        """The document in a payload; None where there is none."""
+        if self._documents is None or not payload or len(payload) > self._max_bytes:
             return None
         try:
-            document = self._documents.document(message.payload)
-            return Document(1, 0, document, document).get(ref)
+            return self._documents.document(payload)
         except MalformedRecord:
             return None
 
@@ -361,15 +379,18 @@ class Rule:
     header: tuple[str, str] | None = None
     field: tuple[str, str] | None = None
 
-    def covers(self, message: Incoming) -> bool:
-        """Whether it is for a message."""
+    def covers(self, message: Incoming, decoded_by: dict[str, Any]) -> bool:
+        """Whether it is for a message. ``decoded_by``: see `FormatDecoder.value`."""
         if self.topics and not any(fnmatchcase(message.topic, each) for each in self.topics):
             return False
         if self.header is not None and not _is_like(
             _text(message.headers.get(self.header[0])), self.header[1]
         ):
             return False
-        return self.field is None or _is_like(self.decoder.value(message, self.field[0]), self.field[1])
+        if self.field is None:
+            return True
+        name, pattern = self.field
+        return _is_like(self.decoder.value(message, name, decoded_by), pattern)
 
 
 def _is_like(value: str | None, pattern: str) -> bool:
@@ -382,10 +403,14 @@ class ByRule:
     def __init__(self, rules: Sequence[Rule], other: PayloadDecoder) -> None:
         self._rules, self._other = rules, other
         self._all: list[PayloadDecoder] = [*(each.decoder for each in rules), other]
+        self._needs_schemas = any(isinstance(each, FormatDecoder) and each.has_registry for each in self._all)
 
     def _of(self, message: Incoming) -> int:
         """The number of the decoder of a message."""
-        return next((n for n, rule in enumerate(self._rules) if rule.covers(message)), len(self._rules))
+        found: dict[str, Any] = {}
+        return next(
+            (n for n, rule in enumerate(self._rules) if rule.covers(message, found)), len(self._rules)
+        )
 
     def _groups(self, messages: Sequence[Incoming]) -> Iterator[tuple[PayloadDecoder, list[int]]]:
         places: dict[int, list[int]] = {}
@@ -406,7 +431,7 @@ class ByRule:
 
     async def prepare(self, messages: Sequence[Incoming]) -> None:
         """See `PayloadDecoder`."""
-        for decoder, places in self._groups(messages):
+        for decoder, places in self._groups(messages) if self._needs_schemas else ():
             await decoder.prepare([messages[at] for at in places])
 
     def columns(self, messages: Sequence[Incoming]) -> Columns:

@@ -81,6 +81,8 @@ class ProtobufDocuments:
         name, rest = _message_name(data)
         if name and (kind := self._kind(number, name)) is not None:
             return kind, rest
+        if name and self._own is not None:
+            raise MalformedRecord("schema", f"the message is {name}, not {self._own.DESCRIPTOR.name}")
         path, data = _message_path(data)
         kind = self._kind(number, path)
         if kind is None:

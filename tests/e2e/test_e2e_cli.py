@@ -379,7 +379,7 @@ def test_the_demo_runs_by_itself_and_the_readme_asks_it(tmp_path: Path) -> None:
             assert endpoint == f"tcp://127.0.0.1:{query}"
             alive = ("ask", "alpha", "trend", "--choice", "UP", "--choice", "DOWN", "--endpoint", endpoint)
             asked_at = time.monotonic()
-            while invoke(*alive).exit_code and time.monotonic() < asked_at + 20:
+            while invoke(*alive).exit_code and time.monotonic() < asked_at + 8:
                 pass  # its first bars are on their way
             said = [invoke(*words, "--endpoint", endpoint) for words in readme_asks()]
             output, errors = demo.communicate(timeout=120)

@@ -445,6 +445,10 @@ async def test_protobuf_names_the_message_as_apicurio_writes_it(tmp_path: Path) 
     await made.prepare(sent)
     assert made.columns(sent)["taken"].tolist() == [1, 1, 0]
     assert [type(records(made.parts(each))[0]) for each in sent] == [Trade, Trade, MalformedRecord]
+    (tmp_path / "own.desc").write_bytes(compiled(Schema("PROTOBUF", text)).serialized)
+    own = decoder(tmp_path, trades("protobuf", 'schema = "own.desc"\nmessage = "Trade"'))
+    assert [type(records(own.parts(each))[0]) for each in sent[:2]] == [Trade, Trade]
+    assert refusal(own.parts(sent[2])).reason == "schema"
 
 
 # Which format a message has.

@@ -131,7 +131,7 @@ def test_a_pool_without_room_for_a_second_window_is_refused_when_the_model_choos
 ) -> None:
     """`foretick check` without the model cannot know that a session with lines = "auto" is compact."""
     small = replace(
-        config(terse, session("a")),
+        config(terse, replace(session("a"), retention_records=40)),
         pool=PoolConfig(blocks=50, block_size=16, frame_limit=2048),
         scheduler=SchedulerConfig(max_prompt_tokens=64, max_new_tokens=64),
     )

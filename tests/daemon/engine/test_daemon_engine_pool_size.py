@@ -110,6 +110,21 @@ def test_a_session_of_the_tape_model_takes_the_memory_of_its_window() -> None:
 
 def test_a_pool_that_holds_the_windows_of_the_tape_model_is_large_enough() -> None:
     config = inproc_config(model=ModelConfig(), pool=PoolConfig(blocks=240))
+    assert not cross_check(config)
     assert build(config, {}).engine.pool.capacity == 240
     with pytest.raises(SettingError, match="add blocks"):
         build(structs.replace(config, pool=PoolConfig(blocks=40)), {})
+
+
+def test_a_window_that_grows_while_it_is_open_is_set_aside() -> None:
+    config = inproc_config(NAMES[:2])
+    _, sizes, limit = sized(config)
+    for session in config.sessions:
+        limit.open(session, compact=False)
+    grown = replace(config.sessions[0], retention_tokens=2 * config.sessions[0].retention_tokens)
+    assert not limit.has_room(grown, compact=False)
+    shrunk = replace(config.sessions[0], retention_tokens=config.sessions[0].retention_tokens // 2)
+    assert limit.has_room(shrunk, compact=False), "its own place is free then"
+    limit.open(shrunk, compact=False)
+    assert limit.has_room(config.sessions[0], compact=False)
+    assert sizes.of(shrunk, compact=False) < sizes.of(config.sessions[0], compact=False)
