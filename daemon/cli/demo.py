@@ -8,7 +8,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -77,6 +77,11 @@ class Seen:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+def _port_option(name: str, default: int, what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    port, why = click.IntRange(0, 65535), f"{what}; 0, or one that is taken: any"
+    return click.option(name, type=port, default=default, show_default=True, help=why)
+
+
 @click.command("demo")
 @click.option("--forever", is_flag=True, help="run until Ctrl-C; a second Ctrl-C ends at once")
 @click.option(
@@ -89,20 +94,8 @@ class Seen:
     help="write the configuration (foretick.toml) and the answers (answers.jsonl) to this directory, for "
     "`foretick explain` and `foretick reproduce` while the demo runs",
 )
-@click.option(
-    "--http-port",
-    type=click.IntRange(0, 65535),
-    default=HTTP_PORT,
-    show_default=True,
-    help="port to serve HTTP at; 0, or one that is taken: any",
-)
-@click.option(
-    "--query-port",
-    type=click.IntRange(0, 65535),
-    default=QUERY_PORT,
-    show_default=True,
-    help="port of the query socket; 0, or one that is taken: any",
-)
+@_port_option("--http-port", HTTP_PORT, "port to serve HTTP at")
+@_port_option("--query-port", QUERY_PORT, "port of the query socket")
 def command(
     forever: bool, seconds: int, seed: int, keep: Path | None, http_port: int, query_port: int
 ) -> None:

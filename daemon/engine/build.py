@@ -15,7 +15,7 @@ from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import check_memory, fitting_blocks
-from daemon.engine.pool_size import PoolLimit, PoolSizes, check_pools
+from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
@@ -360,7 +360,7 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    window = partial(window_tokens, prompt)
+    window = window_of(prompt)
     sizes = PoolSizes(config, longest + (header if compact else 0), window)
     largest = sizes.largest(compact)
     check_pools(config, compact, window)
@@ -492,12 +492,17 @@ def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
     return session.retention_records or (prompt.terse.window_bars if prompt.terse is not None else 0)
 
 
-def window_tokens(prompt: PromptFormat, session: SessionConfig) -> int:
-    """Tokens that its window can hold: of a terse model, whose lines are all of one length, so many bars."""
-    bars = retained_records(session, prompt)
-    if prompt.terse is None or not bars:
-        return session.retention_tokens
-    return min(session.retention_tokens, bars * len(prompt.encode(WIDEST_LINE)))
+def window_of(prompt: PromptFormat) -> Window:
+    """What windows can hold: with a terse model, whose lines have one length, no more than their bars."""
+    if prompt.terse is None:
+        return kept_tokens
+    line = len(prompt.encode(WIDEST_LINE))
+
+    def tokens(session: SessionConfig) -> int:
+        bars = retained_records(session, prompt)
+        return min(session.retention_tokens, bars * line) if bars else session.retention_tokens
+
+    return tokens
 
 
 def prefixes_of(

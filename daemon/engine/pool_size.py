@@ -1,6 +1,7 @@
 """How many blocks the pool needs: by the configuration, and by the sessions that are open."""
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from msgspec import structs
 
@@ -22,23 +23,19 @@ def check_pool(
     config: Config, sessions: Iterable[SessionConfig], compact: Collection[str], window: Window
 ) -> None:
     """`pool_size` again, now that it is known which sessions are ``compact``. Raises SettingError."""
-    known = [
-        structs.replace(s, lines="compact" if s.name in compact else s.lines, retention_tokens=window(s))
-        for s in sessions
-    ]
-    for problem in pool_size(config, known):
+    for problem in pool_size(config, [_known(each, compact, window) for each in sessions]):
         raise SettingError(*problem)
 
 
 def check_pools(config: Config, compact: Collection[str], window: Window) -> None:
     """The same of all sessions that may be open at once. Raises SettingError."""
-
-    def known(session: SessionConfig) -> SessionConfig:
-        lines = "compact" if session.name in compact else session.lines
-        return structs.replace(session, lines=lines, retention_tokens=window(session))
-
-    for problem in pool_problems(config, known):
+    for problem in pool_problems(config, partial(_known, compact=compact, window=window)):
         raise SettingError(*problem)
+
+
+def _known(session: SessionConfig, compact: Collection[str], window: Window) -> SessionConfig:
+    lines = "compact" if session.name in compact else session.lines
+    return structs.replace(session, lines=lines, retention_tokens=window(session))
 
 
 class PoolSizes:

@@ -12,7 +12,7 @@ from daemon import protocol
 from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import Emit
-from daemon.engine.build import Built, about, header_of, line_spec, retention_of, window_tokens
+from daemon.engine.build import Built, about, header_of, line_spec, retention_of, window_of
 from daemon.engine.pool_size import check_pool
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
@@ -236,7 +236,7 @@ class EngineSessions:
             lines = self.built.lines | {session.name: line}
             pool = structs.replace(self.config.pool, blocks=limit.capacity)
             compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
-            window = partial(window_tokens, self.built.prompt)
+            window = window_of(self.built.prompt)
             try:
                 check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact, window)
             except SettingError as error:

@@ -76,6 +76,10 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: value for name, value in options.items() if value is not None}
 
 
+_CONDITION = r"^([^=]+=.+)?$"
+"""NAME=PATTERN, or nothing."""
+
+
 class FormatRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A format of some of the messages."""
 
@@ -88,7 +92,7 @@ class FormatRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         about(
             'a header that messages of it have, and its value or a pattern of it, such as type=quote; "" for '
             "any",
-            pattern=r"^([^=]+=.+)?$",
+            pattern=_CONDITION,
         ),
     ] = ""
     field: Annotated[
@@ -96,7 +100,7 @@ class FormatRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "a field that messages of it have (JSON and msgpack), and its value or a pattern of it, such as "
             'data.0.kind=*trade; "" for any',
-            pattern=r"^([^=]+=.+)?$",
+            pattern=_CONDITION,
         ),
     ] = ""
 

@@ -15,7 +15,7 @@ from daemon.engine.build import (
     prefixes_of,
     prepared,
     register,
-    window_tokens,
+    window_of,
 )
 from daemon.engine.pool_size import PoolSizes
 from daemon.engine.prefixes import EnginePrefixes
@@ -94,7 +94,7 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
     frozen = max(len(prefixes.newest(name)) for name in lines)
     if compact:
         frozen += len(prompt.encode(WIDEST.header))
-    sizes = PoolSizes(config, frozen, partial(window_tokens, prompt))
+    sizes = PoolSizes(config, frozen, window_of(prompt))
     blocks = sizes.all(compact)
     return Sources(
         config,

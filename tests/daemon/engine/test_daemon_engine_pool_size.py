@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from daemon.config.checks import cross_check
 from daemon.config.schema import Config, ModelConfig, PoolConfig
-from daemon.engine.build import build, opened_at_start, window_tokens
+from daemon.engine.build import build, opened_at_start, window_of
 from daemon.engine.pool_size import PoolLimit, PoolSizes
 from engine.engine import Engine
 from feeds.connector import SettingError
@@ -87,15 +87,16 @@ def test_a_pool_need_not_hold_all_sessions_of_a_group() -> None:
 
 
 def test_a_session_of_the_tape_model_takes_the_memory_of_its_window() -> None:
-    """Its lines are of one length, and it keeps so many bars: however full the tape, there is room for it."""
+    """Its lines are of one length, and it keeps 64 bars: however full the tape, there is room for it."""
     config = inproc_config(model=ModelConfig(), pool=PoolConfig())
     (session,) = config.sessions
     built = build(config, {})
-    window = window_tokens(built.prompt, session)
+    tokens = window_of(built.prompt)
+    window = tokens(session)
     line = len(built.prompt.encode(compact_line([0] * 5)))
     assert window == 64 * line < session.retention_tokens
-    assert window_tokens(built.prompt, structs.replace(session, retention_records=10)) == 10 * line
-    assert window_tokens(built.prompt, structs.replace(session, retention_tokens=7)) == 7
+    assert tokens(structs.replace(session, retention_records=10)) == 10 * line
+    assert tokens(structs.replace(session, retention_tokens=7)) == 7
     assert built.engine.pool.capacity < 1000
     tape = built.tapes[session.name]
     readers = []
