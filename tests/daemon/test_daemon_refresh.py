@@ -21,7 +21,7 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
     names = ("V:A", "V:B", "V:C")
 
     def config(**settings: Any) -> Config:
-        return Config(sessions=sessions(*names, retention_tokens=1000, **settings))
+        return Config(sessions=sessions(*names, retention_tokens=1000, lines="decimal", **settings))
 
     def blocks(config: Config) -> int:
         return PoolSizes(config, 0).all(())
@@ -40,6 +40,15 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
             assert keys == (["pool.blocks"] if refused else [])
             numbered = msgspec.structs.replace(set_by_hand, flash=FlashConfig(placement="frozen"))
             assert bool(cross_check(numbered)) == (refused or semantics == "carry")
+
+
+def test_lines_that_the_model_decides_may_be_the_shortest() -> None:
+    """The engine checks again when it knows; before, nothing is refused that some lines would fit."""
+    config = Config(sessions=sessions("V:A", retention_tokens=1000))
+    least = 2 * 6 * 64 + 2048 + 256
+    for blocks, refused in ((-(-least // 16) - 1, True), (-(-least // 16), False)):
+        problems = cross_check(msgspec.structs.replace(config, pool=PoolConfig(blocks=blocks)))
+        assert bool([*problems]) == refused
 
 
 async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:

@@ -153,6 +153,7 @@ class Unreliable:
         until_ = self._at + self._rng.randrange(20, 120)
         while self._at < len(self._frames):
             if self._at >= until_ and self.connections < 8:
+                await (await connection.ping())  # what was sent has arrived: what comes again may be nothing
                 connection.transport.abort()
                 return
             group = list(self._frames[self._at : self._at + 2])
