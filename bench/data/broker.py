@@ -20,11 +20,16 @@ _S = 1_000_000_000
 
 
 @contextmanager
-def embedded_broker(partitions: int) -> Iterator[str]:
-    """Its bootstrap address; `TOPIC` is there. Raises MeasurementFailed where its library is missing."""
+def embedded_broker(partitions: int, *others: str) -> Iterator[str]:
+    """Its bootstrap address; `TOPIC` is there, and ``others`` of one partition.
+
+    Raises MeasurementFailed where its library is missing.
+    """
     try:
         with MockBroker() as broker:
             broker.create_topic(TOPIC, partitions)
+            for topic in others:
+                broker.create_topic(topic, 1)
             yield broker.bootstrap
     except MockUnavailable as error:
         raise MeasurementFailed(str(error)) from None
