@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from feeds.codec import MalformedRecord
@@ -44,18 +45,23 @@ class Document:
         return [Document(self.line, self.received, self.document, element) for element in found]
 
     def _at(self, ref: str) -> Any:
-        if ref == "@":
-            return self.value
-        value, names = self.value, ref.split(".")
-        if names[0] == "$":
-            value, names = self.document, names[1:]
-        return at_names(value, names)
+        from_document, names = _path(ref)
+        return at_names(self.document if from_document else self.value, names)
+
+
+@lru_cache(maxsize=4096)
+def _path(ref: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether a path begins at the whole document, and its names."""
+    if ref == "@":
+        return False, ()
+    first, *more = ref.split(".")
+    return (True, tuple(more)) if first == "$" else (False, (first, *more))
 
 
 def at_names(value: Any, names: Iterable[str]) -> Any:
     """What stands in a value behind these names, one in the other; `ABSENT` if there is none."""
     for name in names:
-        value = member(value, name)
+        value = value.get(name, ABSENT) if type(value) is dict else member(value, name)
     return value
 
 
@@ -70,10 +76,10 @@ def member(value: Any, name: str) -> Any:
 
 def text_of(ref: Ref, value: Any) -> str | None:
     """A value as exact text. Raises MalformedRecord: of a type that has none."""
-    if value is None or value is ABSENT or isinstance(value, dict | list):
-        return None
     if isinstance(value, str):
         return value
+    if value is None or value is ABSENT or isinstance(value, dict | list):
+        return None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

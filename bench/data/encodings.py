@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feeds.payloads.schema_registry import Schema, SchemaRegistry
 
 GOAL = Goal(2.0)
-_BATCH, _ARRAY = 2000, 10
+_BATCH, _FEW, _ARRAY = 2000, 20, 10
 _NOW = 1_767_225_600 * 10**9
 _FORM = """
 description = "measured"
@@ -55,7 +55,8 @@ _MESSAGE = (
 class _Encoding:
     """Payloads, what decodes messages of them, and what its library does with one payload.
 
-    ``records``: of a message. ``one_by_one``: no columns are made of them.
+    ``records``: of a message. ``one_by_one``: no columns are made of them. ``batch``: messages that come
+    together.
     """
 
     name: str
@@ -64,14 +65,16 @@ class _Encoding:
     bare: Callable[[bytes], Any]
     records: int = 1
     one_by_one: bool = False
+    batch: int = _BATCH
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Trades of 16 symbols, a record a message, decoded to columns in batches as a source yields them. The
-    reference is the library's own decoding of the same payloads in the same process: of JSON and msgpack
-    msgspec's into Python's objects, of Avro fastavro's, of Protobuf the class that its descriptors make, of
-    CSV Python's. Compiled code reads all but Avro, which that library decodes first, and arrays and lines,
-    whose records are read one by one. Records a second are those of one core.
+    """Trades of 16 symbols, a record a message, decoded to columns: 2,000 messages at a time, as a source
+    yields them, or 20, as they come while nothing waits. The reference is the library's own decoding of the
+    same payloads in the same process: of JSON and msgpack msgspec's into Python's objects, of Avro
+    fastavro's, of Protobuf the class that its descriptors make, of CSV Python's. Compiled code reads all but
+    Avro, which that library decodes first, and arrays and lines, whose records are read one by one. Records
+    a second are those of one core.
     """
     count, repeats = run.sized((100_000, 5), (4000, 1))
     columns.warm_up()
@@ -119,8 +122,8 @@ def _ours(encoding: _Encoding, messages: Sequence[Incoming]) -> None:
         if unusable or len(parts) != len(messages) * encoding.records:
             raise MeasurementFailed(f"{encoding.name}: {unusable} of {len(parts)} records are unusable")
         return
-    for start in range(0, len(messages), _BATCH):
-        rows = encoding.decoder.columns(messages[start : start + _BATCH])
+    for start in range(0, len(messages), encoding.batch):
+        rows = encoding.decoder.columns(messages[start : start + encoding.batch])
         if not rows["taken"].all():
             raise MeasurementFailed(
                 f"{encoding.name}: {int((rows['taken'] == 0).sum())} records are not plain"
@@ -178,11 +181,17 @@ def _of_text(folder: Path, trades: list[dict[str, Any]], texts: list[dict[str, A
     wire = WireDecoder(SourceConfig().max_message_bytes)
     wire.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
     own = [msgspec.json.encode(_own(each)) for each in texts]
-    yield _Encoding("our own, JSON", own, wire, msgspec.json.decode)
-    plain = _decoder(folder, "json")
     bare = msgspec.json.decode
+    yield _Encoding("our own, JSON", own, wire, bare)
+    yield _Encoding(f"our own, JSON, {_FEW} at a time", own, wire, bare, batch=_FEW)
+    plain = _decoder(folder, "json")
     encode = msgspec.json.encode
-    yield _Encoding("JSON, numbers as text", [encode(each) for each in texts], plain, bare)
+    encoded = [encode(each) for each in texts]
+    yield _Encoding("JSON, numbers as text", encoded, plain, bare)
+    yield _Encoding(f"JSON, numbers as text, {_FEW} at a time", encoded, plain, bare, batch=_FEW)
+    in_ns = [encode({**each, "t": each["t"] * 10**6}) for each in texts]
+    of_ns = _decoder(folder, "json", form=_FORM.replace("epoch-ms", "epoch-ns"))
+    yield _Encoding("JSON, numbers as text, times in ns", in_ns, of_ns, bare)
     yield _Encoding("JSON, numbers", [encode(each) for each in trades], plain, bare)
     beyond = [encode({**each, "n": "Zürich, 東京"}) for each in texts]
     yield _Encoding("JSON, numbers as text, a text beyond ASCII", beyond, plain, bare)

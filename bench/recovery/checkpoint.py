@@ -42,9 +42,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     for delivery in ("at_least_once", "exactly_once"):
         for sessions in run.sized((30, 300, 2000), (3,)):
             for changed in (1, sessions):
-                ours, bare, size = uvloop.run(
-                    _measured(delivery, sessions, changed, repeats)
-                )
+                ours, bare, size = uvloop.run(_measured(delivery, sessions, changed, repeats))
                 at = {"delivery": delivery, "sessions": sessions, "of these answered": changed, "bytes": size}
                 yield Figure("checkpoint", ours, "ms", "", {**at}, "bare client", bare, n=repeats)
 

@@ -77,7 +77,7 @@ def spans(texts: Sequence[str]) -> tuple[Bytes, Integers, Integers]:
 
 
 def integers_of(raw: bytes, starts: Integers, ends: Integers) -> Integers:
-    """Integers of up to 18 digits, with or without a minus; 0 where there is none."""
+    """Integers below 9e18, with or without a minus; 0 where there is none."""
     out = np.zeros(len(starts), np.int64)
     _integers(np.frombuffer(raw or b"\0", np.uint8), starts, ends, out)
     return out

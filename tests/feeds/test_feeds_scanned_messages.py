@@ -91,6 +91,8 @@ NUMBERS = st.sampled_from(
         "9" * 30,
         "123456789012345678",
         "1234567890123456789",
+        "8999999999999999999",
+        "9000000000000000000",
         "9223372036854775808",
         "1.0000000001",
         "NaN",
@@ -360,6 +362,7 @@ def test_numbers_of_any_length_are_read_as_protobuf_does_or_not_at_all(folder: P
             JsonDocuments(),
             [written({"t": 1, "s": "A", "p": Raw("1.5"), "deep": [{"x": None}], "m": True}).encode()],
         ),
+        (JsonDocuments(), [written({"t": NOW, "i": -NOW}).encode()]),
         (MsgpackDocuments(), [packed({"t": 1, "s": "A", "p": 1.5, "deep": [{"x": None}], "m": True})]),
     ],
 )
