@@ -1,6 +1,7 @@
 """`foretick feed test`: its goals on generated and recorded tapes, and that it notices what is missed."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,23 @@ def found(day: list[Tape]) -> dict[str, list[Score]]:
     return {tape.name: list(tape_scores(tape, 1)) for tape in day}
 
 
+def expect_goals(tape: str, scores: Iterable[Score]) -> None:
+    for score in scores:
+        assert score.injected >= FAULTS, (tape, score)
+        assert score.recall >= feed.RECALL, (tape, score)
+        assert score.false_alarms + score.before <= feed.MAX_FALSE_ALARMS, (tape, score)
+
+
 def test_forty_faults_of_each_kind_are_found_and_nothing_else(found: dict[str, list[Score]]) -> None:
     for tape, scores in found.items():
-        for score in scores:
-            assert score.injected >= FAULTS, (tape, score)
-            assert score.recall >= feed.RECALL, (tape, score)
-            assert score.false_alarms + score.before <= feed.MAX_FALSE_ALARMS, (tape, score)
+        expect_goals(tape, scores)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_so_are_those_of_whole_days(seed: int) -> None:
+    for tape in generated_day(seed):
+        expect_goals(tape.name, tape_scores(tape, seed))
 
 
 def test_every_kind_is_in_the_table_but_what_needs_two_feeds(found: dict[str, list[Score]]) -> None:
