@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from regions.pool_metadata import BlockPool
 from tests.kit import programs
 from tests.kit.examples import limit_examples
+from tests.kit.sampling import SEED, choose_seed, split
 
 pytest_plugins = ["tests.kit.fixtures"]
 
@@ -49,14 +50,27 @@ MAX_EXAMPLES = 100
 """Of a property, at most, unless tests that take long are asked for."""
 
 
+def is_whole(config: pytest.Config) -> bool:
+    """Whether nothing in particular is asked for, such as tests that take long, one case, or a word."""
+    named = config.option.keyword or any("::" in each for each in config.args)
+    return bool(config.option.markexpr == "not long" and not named)
+
+
+def pytest_report_header() -> str:
+    """Tell how the same cases are drawn again."""
+    return f"slow tests: some of their cases, drawn by {SEED}={os.environ[SEED]}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take a module at a time: the longest come first, so that no worker ends late."""
     packages = {name: turn for turn, name in enumerate(LONGEST)}
     for item in items:
         if item.get_closest_marker("kafka") or "kafka" in item.path.name:
             item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
-    if config.option.markexpr == "not long":
+    if is_whole(config):
         limit_examples(items, MAX_EXAMPLES)
+        items[:], left = split(items, os.environ[SEED])
+        config.hook.pytest_deselected(items=left)
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
 
 
@@ -83,8 +97,9 @@ _pools: list[ref[BlockPool]] = []
 
 
 def pytest_configure() -> None:
-    """Note every pool that is made, and let no program start that no test asked for."""
+    """Note every pool that is made, let no program start that no test asked for, and draw cases."""
     programs.guard()
+    choose_seed()
     plain = BlockPool.__init__
 
     def noted(pool: BlockPool, *arguments: Any, **options: Any) -> None:

@@ -1,7 +1,14 @@
 """How the tests themselves are written."""
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.kit.sampling import split
 
 TESTS = Path(__file__).parent
 MAX_WORDS = 4
@@ -30,3 +37,47 @@ def test_an_expected_error_is_named_by_a_key_and_not_by_its_sentence() -> None:
         if each.arg == "match" and isinstance(each.value, ast.Constant)
     ]
     assert [call for call in calls if len(call[2].split()) > MAX_WORDS] == []
+
+
+@dataclass(frozen=True)
+class Case:
+    """An item, as far as `split` looks. ``module``: the mark is on its module."""
+
+    test: str
+    case: str = ""
+    module: bool = False
+    most: int = 2
+
+    @property
+    def nodeid(self) -> str:
+        return f"m.py::{self.test}" + (f"[{self.case}]" if self.case else "")
+
+    @property
+    def callspec(self) -> Any:
+        return SimpleNamespace(id=self.case) if self.case else None
+
+    def iter_markers_with_node(self, _name: str) -> list[tuple[Any, pytest.Mark]]:
+        node = SimpleNamespace(nodeid="m.py") if self.module else self
+        return [(node, pytest.mark.sampled(self.most).mark)] if self.most else []
+
+
+def test_a_seed_draws_the_same_cases_and_all_of_them_have_their_turn() -> None:
+    items: Any = [Case("a", str(n)) for n in range(9)] + [Case("b"), Case("c", "x", most=0)]
+    drawn = set()
+    for seed in range(40):
+        kept, left = split(items, str(seed))
+        assert split(items, str(seed)) == (kept, left)
+        assert [each for each in items if each in kept or each in left] == items
+        assert sum(each.test == "a" for each in kept) == 2
+        assert kept[2:] == items[-2:]
+        drawn |= set(kept)
+    assert drawn == set(items)
+
+
+def test_tests_of_a_marked_module_have_the_same_cases() -> None:
+    items: Any = [Case(test, str(n), module=True) for test in "ab" for n in range(9)]
+    kept, _ = split(items, "7")
+    assert [each.case for each in kept if each.test == "a"] == [
+        each.case for each in kept if each.test == "b"
+    ]
+    assert len(kept) == 4

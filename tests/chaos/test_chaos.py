@@ -135,6 +135,7 @@ async def found_wrong(disturbed: Rig, undisturbed: Rig) -> list[str]:
 
 
 @pytest.mark.kafka
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(SHORT), ids="seed{:03}".format)
 async def test_a_fault_loses_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
     await run(both, draw(seed, bars=2, faults=1))
@@ -149,6 +150,7 @@ async def test_faults_lose_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
 
 
 @pytest.mark.kafka
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("exactly_once", [False, True], ids=["at_least_once", "exactly_once"])
 async def test_each_bar_that_comes_during_an_outage_is_answered(
     both: tuple[Rigs, Rigs], exactly_once: bool

@@ -45,9 +45,10 @@ async def coordinator(bootstrap: str, name: str, kind: int, but: int | None = No
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "exactly_once",
-    [pytest.param(False, id="at_least_once", marks=pytest.mark.long), pytest.param(True, id="exactly_once")],
+    [pytest.param(False, id="at_least_once"), pytest.param(True, id="exactly_once")],
 )
 async def test_a_coordinator_that_moves_loses_nothing(
     tmp_path: Path, cluster: KafkaCluster, exactly_once: bool

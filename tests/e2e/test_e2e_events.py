@@ -204,6 +204,7 @@ async def test_malformed_events_go_to_the_dlq() -> None:
         assert {each.payload: each.reason for each in letters} == dict(MALFORMED.values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("topics", "snapshots"), [(["in"], False), (["in"], True), (["in", "news"], True)], ids=str
 )

@@ -104,10 +104,12 @@ async def run(server: KafkaServer, records: int, what: str, how: Bounce) -> None
 @pytest.mark.parametrize("what", ["brokers", "clients"])
 @pytest.mark.parametrize("how", ["hard_bounce", "clean_bounce"])
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 async def test_a_hundred_thousand_messages(server: KafkaServer, what: str, how: Bounce) -> None:
     await run(server, 100_000, what, how)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("what", "how"), [("brokers", "hard_bounce"), ("clients", "clean_bounce")])
 async def test_a_sample_of_it(server: KafkaServer, what: str, how: Bounce) -> None:
     await run(server, 12_000, what, how)

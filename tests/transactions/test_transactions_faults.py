@@ -100,6 +100,7 @@ def test_our_group_metadata_is_the_library_s() -> None:
     check_group_metadata()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("api", "act", "seconds"),
     [
@@ -133,9 +134,8 @@ async def test_a_fault_of_one_request(
         assert copy.outcomes["aborted"] >= 1
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 60))]
-)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(60))
 async def test_random_faults_and_kills(server: KafkaServer, proxy: KafkaProxy, copy: Copy, seed: int) -> None:
     await killed_now_and_then(copy, seed, kills=2, before=Requests(proxy, seed))
     assert not copy.outcomes["hung"]

@@ -39,7 +39,7 @@ CASES = {
     "compact, carry": ("", "retention_records = 6"),
 }
 
-pytestmark = pytest.mark.timeout(900)  # a daemon and several engines for each case
+pytestmark = [pytest.mark.sampled(1), pytest.mark.timeout(900)]  # a daemon and several engines for each case
 
 
 def config_of(folder: Path, bootstrap: str, model: str, session: str, more: str = "") -> Path:

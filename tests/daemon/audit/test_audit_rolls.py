@@ -13,7 +13,7 @@ from tests.daemon.audit.test_audit_reproduce import CASES, KEY, Ran, config_of, 
 from tests.kit import SECOND, START, trade, until
 from tests.kit.daemon import Topics
 
-pytestmark = pytest.mark.timeout(900)  # a daemon and several engines for each case
+pytestmark = [pytest.mark.sampled(1), pytest.mark.timeout(900)]  # a daemon and several engines for each case
 
 ROLL, SECONDS, LIFE = 6, 16, 8
 """Seconds; the daemon is started again behind `LIFE` of them."""
@@ -60,12 +60,7 @@ async def answered(file: Path, bootstrap: str) -> Ran:
         return Ran("", file, config, bootstrap, topics.answers("aaa"))
 
 
-RUNS = [
-    pytest.param((case, roll), id=f"{case}, {roll}", marks=[] if (n + m) % 2 else pytest.mark.long)
-    for n, case in enumerate(CASES)
-    for m, roll in enumerate(("line", "reset"))
-]
-"""Each case with one kind of roll in every run of the suite, with the other in the slow one."""
+RUNS = [pytest.param((case, roll), id=f"{case}, {roll}") for case in CASES for roll in ("line", "reset")]
 
 
 @pytest.fixture(scope="module", params=RUNS)

@@ -99,6 +99,7 @@ def out_of_order(n: int) -> list[bytes]:
     return [first, *([before] if n else []), *others, closing]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("session", "of", "checked"),
     [
