@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
@@ -29,13 +29,6 @@ from feeds.kafka_reader import first_offset, messages_of, read_one
 from feeds.source import Incoming, Partition
 
 _POLL_MS = 200
-
-
-class Span(NamedTuple):
-    """Offsets of a partition: from ``first`` to before ``end``."""
-
-    first: int
-    end: int
 
 
 class OffsetsGone(RuntimeError):
@@ -91,8 +84,8 @@ class KafkaRange:
         if self._consumer is not None:
             await close_client(self._consumer, 2.0)
 
-    async def spans(self, topics: Iterable[str]) -> dict[Partition, Span]:
-        """What each partition of ``topics`` holds now. Raises BrokerError for a topic that does not exist."""
+    async def spans(self, topics: Iterable[str]) -> dict[Partition, range]:
+        """The offsets that each partition of ``topics`` holds now. Raises BrokerError: no such topic."""
         consumer, found = self._open, []
         async with self._bounded():
             # the client's own metadata is of the assigned topics only
@@ -103,7 +96,7 @@ class KafkaRange:
                 found += partitions
             begin = await consumer.beginning_offsets(found)
             end = await consumer.end_offsets(found)
-        return {(p.topic, p.partition): Span(begin[p], end[p]) for p in sorted(found)}
+        return {(p.topic, p.partition): range(begin[p], end[p]) for p in sorted(found)}
 
     async def offset_at(self, partition: Partition, time_ns: int) -> int | None:
         """Of the first record of this time (Kafka's) or later; None without one."""
@@ -112,27 +105,27 @@ class KafkaRange:
             found = (await self._open.offsets_for_times({which: broker_time_ms(time_ns)}))[which]
         return None if found is None else int(found.offset)
 
-    async def newest(self, partition: Partition, span: Span, most: int) -> list[Incoming]:
+    async def newest(self, partition: Partition, span: range, most: int) -> list[Incoming]:
         """The last records of ``span``, in order; without the rest of them if they are deleted meanwhile."""
         found: list[Incoming] = []
         with suppress(OffsetsGone):
-            async for batch in self.read(partition, Span(max(span.first, span.end - most), span.end)):
+            async for batch in self.read(partition, range(max(span.start, span.stop - most), span.stop)):
                 found += batch
         return found
 
-    async def read(self, partition: Partition, span: Span) -> AsyncGenerator[list[Incoming], None]:
+    async def read(self, partition: Partition, span: range) -> AsyncGenerator[list[Incoming], None]:
         """The records of ``span``, in order, in batches. Raises OffsetsGone."""
-        consumer, which, at = self._open, TopicPartition(*partition), span.first
-        if span.first >= span.end:
+        consumer, which, at = self._open, TopicPartition(*partition), span.start
+        if span.start >= span.stop:
             return
         async with self._bounded():
             begin = (await consumer.beginning_offsets([which]))[which]
-        if begin > span.first:
-            raise OffsetsGone(partition, span.first, begin)
+        if begin > span.start:
+            raise OffsetsGone(partition, span.start, begin)
         consumer.assign([which])
-        consumer.seek(which, span.first)
+        consumer.seek(which, span.start)
         last_seen = time.monotonic()
-        while at < span.end:
+        while at < span.stop:
             try:
                 fetched = await read_one(consumer, which, at, timeout_ms=_POLL_MS)
                 async with self._bounded():
@@ -145,7 +138,7 @@ class KafkaRange:
                 at, last_seen = position, time.monotonic()
             elif time.monotonic() - last_seen > self._timeout_s:
                 raise BrokerError(f"{partition[0]}/{partition[1]}: nothing after offset {at} came in time")
-            within = [each for each in fetched if first_offset(each) < span.end]
+            within = [each for each in fetched if first_offset(each) < span.stop]
             if within:
                 yield messages_of(which, within, time.time_ns())
                 last_seen = time.monotonic()  # whoever takes it may need long

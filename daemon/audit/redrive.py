@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from feeds.codec import MalformedRecord, decode_message, encode, header_encoding, make_headers
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.market_data import DeadLetter, Redriven
 from feeds.source import Incoming, PublishRefused, Sink
 
@@ -175,7 +175,7 @@ async def original(reader: KafkaRange, dead_letter: DeadLetter) -> tuple[bytes, 
         return b"", f"{short}, and it is in no other topic"
     try:
         where = (dead_letter.topic, dead_letter.partition)
-        async for batch in reader.read(where, Span(dead_letter.offset, dead_letter.offset + 1)):
+        async for batch in reader.read(where, range(dead_letter.offset, dead_letter.offset + 1)):
             if batch[0].payload.startswith(dead_letter.payload) and len(batch[0].payload) == dead_letter.size:
                 return batch[0].payload, ""
     except OffsetsGone as error:

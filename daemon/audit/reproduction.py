@@ -23,7 +23,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built
 from daemon.engine.snapshot_store import UsableSnapshot
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.market_data import Answer, Basis
 from feeds.source import Incoming
 from ingest.compact import Anchor
@@ -46,7 +46,7 @@ class ReadPlan:
     there, -1 where that is not known.
     """
 
-    spans: Mapping[Stream, Span]
+    spans: Mapping[Stream, range]
     begins: tuple[Anchor, int] | None = None
     notes: tuple[str, ...] = ()
     asked: bool = False
@@ -147,7 +147,7 @@ def plan(basis: Basis, session: SessionConfig, *, start: Mapping[Stream, int] | 
     if late or not basis.state:
         places = [f"{each.topic}/{each.partition} offset {each.first_offset}" for each in late]
         notes.append(f"its state begins at {(places or ['further back'])[0]}, before what was read")
-    spans = {key: Span(start.get(key, 0), end) for key, end in _ends(basis).items()}
+    spans = {key: range(start.get(key, 0), end) for key, end in _ends(basis).items()}
     return ReadPlan(spans, anchor, tuple(notes), asked, -1 if asked else basis.state_bars)
 
 
@@ -178,7 +178,7 @@ def window_plan(basis: Basis, session: SessionConfig) -> ReadPlan:
     """What to read for the contents of its window alone."""
     if basis.anchor:
         return plan(basis, session)
-    spans = {stream_of(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window}
+    spans = {stream_of(each): range(each.first_offset, each.last_offset + 1) for each in basis.window}
     return ReadPlan(spans, bars=basis.window_bars)
 
 
@@ -298,7 +298,7 @@ def _behind(found: UsableSnapshot, basis: Basis, had: int, *, several: bool) -> 
     """What to read behind a snapshot, whose state ``had`` that many bars."""
     began, read = {stream_of(each): each.first_offset for each in basis.state}, starts(found.state, several)
     spans = {
-        stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
+        stream: range(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
     }
     return ReadPlan(spans, notes=tuple(_notes(basis, left=False)), bars=basis.state_bars - had)
 
@@ -307,9 +307,9 @@ async def _gone(brokers: Mapping[str, Broker], planned: ReadPlan) -> OffsetsGone
     """The planned records that the log no longer has."""
     for (source, partition), span in planned.spans.items():
         async with _broker(brokers, source).reader() as reader:
-            first = (await reader.spans([partition[0]]))[partition].first
-        if span.first < first:
-            return OffsetsGone(partition, span.first, first)
+            first = (await reader.spans([partition[0]]))[partition].start
+        if span.start < first:
+            return OffsetsGone(partition, span.start, first)
     return None
 
 

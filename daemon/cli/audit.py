@@ -17,7 +17,7 @@ from feeds.codec import decode_message
 from feeds.connector import SettingError
 from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
-from feeds.kafka_range import OffsetsGone, Span
+from feeds.kafka_range import OffsetsGone
 from feeds.market_data import Answer
 from feeds.timestamps import parse_instant
 
@@ -95,8 +95,8 @@ async def _audited(
         if since_ns:
             for partition, span in spans.items():
                 first = await reader.offset_at(partition, since_ns)
-                spans[partition] = Span(span.end if first is None else first, span.end)
-        audit = Audit(whole=not since_ns and not any(span.first for span in spans.values()))
+                spans[partition] = range(span.stop if first is None else first, span.stop)
+        audit = Audit(whole=not since_ns and not any(span.start for span in spans.values()))
         for partition, span in spans.items():
             async for batch in reader.read(partition, span):
                 for record in batch:

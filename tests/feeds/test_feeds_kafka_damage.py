@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from feeds import kafka_batches, kafka_reader
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_follower import PartitionReader
-from feeds.kafka_range import KafkaRange, Span
+from feeds.kafka_range import KafkaRange
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
 from feeds.source import YEAR_1990, YEAR_2100, DataUnreadable, Incoming, PartitionedSource
@@ -177,7 +177,7 @@ async def test_a_reader_of_a_range_goes_on_behind_damage(broker):
     good = batch([Rec(b"good", headers=[(b"\xff", b"1")])] * 2)
     await store(broker.bootstrap, T, 0, good, DAMAGE["zstd"], good)
     async with KafkaRange(broker.bootstrap) as reader:
-        got = [m async for each in reader.read((T, 0), Span(0, 7)) for m in each]
+        got = [m async for each in reader.read((T, 0), range(0, 7)) for m in each]
     assert spans(got) == [0, 1, (2, 4), 5, 6]
 
 

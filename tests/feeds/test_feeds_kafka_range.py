@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from feeds.kafka_client import BrokerError
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
 from tests.kit.fixtures import RealKafka
@@ -24,7 +24,7 @@ async def fill(bootstrap: str, topic: str, first: int, count: int) -> None:
     await sink.stop()
 
 
-async def read(reader: KafkaRange, topic: str, span: Span) -> list[int]:
+async def read(reader: KafkaRange, topic: str, span: range) -> list[int]:
     return [int(m.payload) async for batch in reader.read((topic, 0), span) for m in batch]
 
 
@@ -35,12 +35,12 @@ async def test_a_span_is_read_from_its_first_to_before_its_end() -> None:
         await fill(broker.bootstrap, "a", 0, 30)
         async with KafkaRange(broker.bootstrap) as reader:
             assert await reader.spans(["a", "b"]) == {
-                ("a", 0): Span(0, 30), ("b", 0): Span(0, 0), ("b", 1): Span(0, 0)
+                ("a", 0): range(0, 30), ("b", 0): range(0, 0), ("b", 1): range(0, 0)
             }  # fmt: skip
-            for span in (Span(0, 30), Span(7, 8), Span(29, 30), Span(5, 5)):
-                assert await read(reader, "a", span) == list(range(*span))
+            for span in (range(0, 30), range(7, 8), range(29, 30), range(5, 5)):
+                assert await read(reader, "a", span) == list(span)
             await fill(broker.bootstrap, "a", 30, 1)
-            assert (await reader.spans(["a"]))["a", 0] == Span(0, 31)
+            assert (await reader.spans(["a"]))["a", 0] == range(0, 31)
             with pytest.raises(BrokerError, match="no topic 'c'"):
                 await reader.spans(["c"])
 
@@ -51,7 +51,7 @@ async def test_a_reader_that_takes_long_over_a_batch_gets_the_next_one() -> None
         await fill(broker.bootstrap, "a", 0, 3)
         found = []
         async with KafkaRange(broker.bootstrap, timeout_s=2.0) as reader:
-            async for batch in reader.read(("a", 0), Span(0, 3)):
+            async for batch in reader.read(("a", 0), range(0, 3)):
                 found += [int(message.payload) for message in batch]
                 time.sleep(2.2)  # noqa: ASYNC251  # the loop stands still, as in a forward pass
         assert found == [0, 1, 2]
@@ -81,7 +81,7 @@ async def test_times_and_deleted_records(real_kafka: RealKafka) -> None:
         await admin.start()
         await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=4)})
         await admin.close()
-        assert (await reader.spans([topic]))[topic, 0] == Span(4, 10)
-        assert await read(reader, topic, Span(4, 10)) == list(range(4, 10))
+        assert (await reader.spans([topic]))[topic, 0] == range(4, 10)
+        assert await read(reader, topic, range(4, 10)) == list(range(4, 10))
         with pytest.raises(OffsetsGone, match=f"{topic}/0"):
-            await read(reader, topic, Span(2, 10))
+            await read(reader, topic, range(2, 10))
