@@ -116,7 +116,7 @@ class RecordWriter:
         self._used = 0
 
     def end_message(self) -> None:
-        """The message of the newest record has no more records."""
+        """The newest record is the last one of its message."""
         if self._used:
             self._array[self._used - 1]["flags"] &= ~np.uint8(FLAG_MORE)
 

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from daemon.api import messages
-from daemon.api.dealer import CurvePair, connect
+from daemon.api.dealer import CurvePair, Handshakes, connect
 from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, decode_reply, encode
 from daemon.api.subscriptions import AsyncEventStream, EventStream, subscription
 from feeds.decoding import Undecodable
@@ -124,6 +124,10 @@ class QueryClient(Methods):
         self._number = 0
         self._context = zmq.Context()
         self._socket = connect(self._context, endpoint, keys)
+        self._handshakes = Handshakes(self._socket, endpoint, keys)
+        self._poller = zmq.Poller()
+        for each in (self._socket, self._handshakes.events):
+            self._poller.register(each, zmq.POLLIN)
 
     def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
@@ -161,6 +165,7 @@ class QueryClient(Methods):
 
     def close(self) -> None:
         """Close the connection; unsent requests are dropped."""
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
@@ -177,9 +182,13 @@ class QueryClient(Methods):
             raise QueryError("timeout", f"{self._endpoint} accepts no further requests") from None
 
     def _receive(self, deadline: float) -> object:
-        left_ms = int((deadline - time.monotonic()) * 1000)
-        if left_ms <= 0 or not self._socket.poll(left_ms):
-            raise QueryError("timeout", f"no reply from {self._endpoint} within {self._timeout_s:g} s")
+        while not self._socket.poll(0):
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            ready = dict(self._poller.poll(left_ms)) if left_ms > 0 else {}
+            if not ready:
+                raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt)
+            if (events := self._handshakes.events) in ready:
+                self._handshakes.note(events.recv_multipart())
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:
@@ -212,6 +221,8 @@ class AsyncQueryClient(Methods):
         self._reading: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context()
         self._socket = connect(self._context, endpoint, keys, identity)
+        self._handshakes = Handshakes(self._socket, endpoint, keys)
+        self._refused: QueryError | None = None
 
     async def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
@@ -248,6 +259,7 @@ class AsyncQueryClient(Methods):
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         self._fail(QueryError("shutting_down", f"the connection to {self._endpoint} was closed"))
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
@@ -259,7 +271,9 @@ class AsyncQueryClient(Methods):
 
     async def _exchange(self, request: Sent) -> _Received:
         if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
+            self._reading = asyncio.create_task(self._read_all())
+        if self._refused is not None:
+            raise self._refused
         self._number += 1
         number = self._number
         sent = _encoded(request, number)
@@ -271,8 +285,7 @@ class AsyncQueryClient(Methods):
                 return found
         except TimeoutError:
             self._cancel(number)
-            why = f"no reply from {self._endpoint} within {self._timeout_s:g} s"
-            raise QueryError("timeout", why) from None
+            raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt) from None
         except asyncio.CancelledError:
             self._cancel(number)
             raise
@@ -286,6 +299,19 @@ class AsyncQueryClient(Methods):
             sent = self._socket.send(encode(messages.Cancel(self._number, request)), zmq.NOBLOCK)
             assert isinstance(sent, asyncio.Future)
             sent.exception() if sent.done() else sent.cancel()
+
+    async def _read_all(self) -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._watch())
+            both.create_task(self._read())
+
+    async def _watch(self) -> None:
+        try:
+            while True:
+                self._handshakes.note(await self._handshakes.events.recv_multipart())
+        except QueryError as error:
+            self._refused = error
+            self._fail(error)
 
     async def _read(self) -> None:
         while True:
@@ -318,6 +344,10 @@ def _encoded(request: Sent, number: int) -> bytes:
         why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
         raise QueryError("too_long", why)
     return sent
+
+
+def _no_reply(endpoint: str, within_s: float, doubt: str) -> QueryError:
+    return QueryError("timeout", f"no reply from {endpoint} within {within_s:g} s{doubt}")
 
 
 def _unreadable(endpoint: str, error: Undecodable) -> QueryError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from daemon.api.messages import QueryError
 
@@ -77,3 +78,40 @@ def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, iden
         why = f"{endpoint} is not an address to connect to: {error.strerror}"
         raise QueryError("bad_request", why) from None
     return socket
+
+
+class Handshakes(Generic[S]):
+    """How the handshakes of a connection end, which its socket does not say.
+
+    ``events``: a socket that has them as messages.
+    """
+
+    def __init__(self, socket: S, endpoint: str, keys: CurvePair | None) -> None:
+        self._socket, self._endpoint, self._keys = socket, endpoint, keys
+        kinds = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        kinds |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self.events: S = socket.get_monitor_socket(kinds)
+        self.doubt = ""
+        """What may be wrong, while none has succeeded."""
+
+    def note(self, frames: list[bytes]) -> None:
+        """Take one of the ``events``. Raises QueryError: there will be no connection."""
+        event = parse_monitor_message(frames)
+        match event["event"], event["value"]:
+            case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+                asks = "asks for keys: give yours, and its public one"
+                what = asks if self._keys is None else "takes no keys: connect without"
+                raise QueryError("unauthenticated", f"the daemon at {self._endpoint} {what}")
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH, _:
+                raise QueryError("unauthenticated", f"the daemon at {self._endpoint} does not know this key")
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED, _:
+                self.doubt = ""
+            case _:
+                self.doubt = "; its connections end during the handshake"
+                if self._keys is not None:
+                    self.doubt += ", as where the server key is not the daemon's"
+
+    def close(self) -> None:
+        """Watch no longer; before the socket is closed."""
+        self._socket.disable_monitor()
+        self.events.close(0)

@@ -41,9 +41,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     ``question``: the standing question that the last turn means, whose text and choices the request has then.
     ``penalty``: the name of one; only a choice may have it, being one token. ``stream``: send the text as it
     comes. ``exact``: of an ask or a prompt of our own API, whose lengths are refused, not lowered, where they
-    are above a limit, whose choice is one token, and whose text comes in one piece. ``complete``: no more of
-    the ``text`` comes by `ExtendPrompt`. ``early_exit``: the logit gap above which the ready position answers
-    a session's choices; 0: never, None: the configured one. ``salt``: prefixes are shared under equal salts
+    are above a limit, whose choice is one token, and whose text comes in one piece. ``complete``: the
+    whole ``text`` is here. ``early_exit``: the logit gap above which the ready position answers a session's
+    choices; 0: never, None: the configured one. ``salt``: prefixes are shared under equal salts
     only. ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
     ``weight``: who shares a class with others. The gateway sets ``id``, ``question``, ``tenant``, ``weight``.
     """

@@ -493,7 +493,7 @@ def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
 
 
 def window_of(prompt: PromptFormat) -> Window:
-    """What windows can hold: with a terse model, whose lines have one length, no more than their bars."""
+    """What windows can hold: with a terse model, whose lines have one length, only their bars."""
     if prompt.terse is None:
         return kept_tokens
     line = len(prompt.encode(WIDEST_LINE))

@@ -137,7 +137,7 @@ def _connected(spec: EngineSpec) -> _Front:
 
 
 def _in_thread(work: Callable[[], _Front]) -> Future[_Front]:
-    """The result of ``work``, which keeps the process from ending no more than its main thread does."""
+    """The result of ``work``, which does not keep the process from ending."""
     result: Future[_Front] = Future()
 
     def run() -> None:

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import zmq
 
-from daemon.api.auth import Access, tenant_labels
-from daemon.api.client import AsyncQueryClient
+from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access, tenant_labels
+from daemon.api.client import AsyncQueryClient, QueryClient
 from daemon.api.events import Events
 from daemon.api.messages import (
     Ask,
@@ -118,17 +118,53 @@ async def test_the_key_says_whose_the_client_is(daemons: list[Daemon]) -> None:
     assert daemon.refusals("unknown") == daemon.refusals("missing") == 0
 
 
-@pytest.mark.parametrize(("own", "reason"), [(None, "missing"), (STRANGER, "unknown")])
+def asked(endpoint: str, own: Keys | None, timeout_s: float = 20.0) -> None:
+    """By the client that blocks."""
+    with QueryClient(endpoint, timeout_s, keys=own) as client:
+        client.sessions()
+
+
+@pytest.mark.parametrize(
+    ("own", "reason", "told"), [(None, "missing", "asks for keys"), (STRANGER, "unknown", "does not know")]
+)
 async def test_without_a_known_key_nothing_is_answered_and_the_attempt_counted(
-    daemons: list[Daemon], own: Keys | None, reason: str
+    daemons: list[Daemon], own: Keys | None, reason: str, told: str
 ) -> None:
     daemon = daemons[0]
-    async with daemon.client(own, 0.3) as client:
-        with pytest.raises(QueryError, match="no reply"):
-            await client.request(ListSessions(1))
+    async with daemon.client(own) as client:
+        for _ in "once", "again":
+            with pytest.raises(QueryError, match=told) as refused:
+                await client.request(ListSessions(1))
+            assert refused.value.code == "unauthenticated"
         await until(lambda: daemon.refusals(reason) >= 1)
+    with pytest.raises(QueryError, match=told):
+        await asyncio.to_thread(asked, daemon.server.endpoint, own)
     assert not daemon.clients
     assert daemon.refusals({"missing": "unknown", "unknown": "missing"}[reason]) == 0
+
+
+async def test_keys_that_no_daemon_asks_for_are_refused() -> None:
+    store = MetricStore.local({"tenant": [LOCAL_LABEL, OTHER_LABEL]})
+    plain = QueryServer(
+        queries(lambda request, client: partial(asyncio.sleep, 0)).answer,
+        "tcp://127.0.0.1:*",
+        events=Events(1, store, max_clients=1),
+        store=store,
+        access=Access(None, store),
+    )
+    await plain.start(Tasks())
+    try:
+        with pytest.raises(QueryError, match="takes no keys"):
+            await asyncio.to_thread(asked, plain.endpoint, DESK)
+    finally:
+        await plain.stop()
+
+
+async def test_a_server_key_that_is_not_the_daemon_s_is_suspected(daemons: list[Daemon]) -> None:
+    """Nobody can know: what the daemon cannot decrypt it answers by closing the connection."""
+    with pytest.raises(QueryError, match="the server key") as refused:
+        await asyncio.to_thread(asked, daemons[0].server.endpoint, Keys(*zmq.curve_keypair(), SECRET), 1.0)
+    assert refused.value.code == "timeout"
 
 
 async def test_a_key_that_is_removed_is_refused_on_its_connection_and_one_that_is_added_gets_in(
