@@ -198,6 +198,11 @@ class _Session:
     not_due: tuple[int, tuple[Any, ...]] | None = None
     """The newest version that no question was due at while an evaluation ran, and the payloads since it."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being answered, and nothing waits."""
+        return self.current is None and self.pending is None and not self.texts
+
     def add(self, bars: int, *, gap: bool) -> None:
         """Bars came; ``gap``: data was lost before one of them."""
         self.bars += bars
@@ -288,7 +293,8 @@ class FlashEvaluator(Generic[P]):
     versions. `tokens_of` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
     received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass. A
     version of payloads that are history is asked nothing: its answers were given by an earlier engine; nor is
-    one whose newest payload is held.
+    one whose newest payload is held. `on_idle` gets each session that has a version and nothing left to
+    answer.
     """
 
     def __init__(
@@ -304,13 +310,14 @@ class FlashEvaluator(Generic[P]):
         pass_ns: Callable[[Sequence[Span]], int] = lambda rows: 0,
         is_history: Callable[[P], bool] = lambda payload: False,
         is_held: Callable[[P], bool] = lambda payload: False,
+        on_idle: Callable[[str], None] = lambda session: None,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
         self._has_gap, self._tokens_of = has_gap, tokens_of
         self._received_ns, self._pass_ns = received_ns, pass_ns
-        self._is_history, self._is_held = is_history, is_held
+        self._is_history, self._is_held, self._on_idle = is_history, is_held, on_idle
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -318,6 +325,10 @@ class FlashEvaluator(Generic[P]):
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Evaluate the new version now, or after the running evaluation."""
+        self._evaluate(tape, version, records)
+        self._note_idle(self._session(tape.name))
+
+    def _evaluate(self, tape: Tape, version: int, records: TapeItems) -> None:
         session, standing = self._session(tape.name), self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
         session.add(len(records), gap=any(map(self._has_gap, payloads)))
@@ -447,6 +458,11 @@ class FlashEvaluator(Generic[P]):
                 self._ask(session, waits[0], [waits[1]])
         elif session.current is evaluation and evaluation.open == len(evaluation.second):
             self._next(session, evaluation)
+        self._note_idle(session)
+
+    def _note_idle(self, session: _Session) -> None:
+        if session.is_idle and self._sessions.get(session.name) is session:
+            self._on_idle(session.name)
 
     def _next(self, session: _Session, finished: _Evaluation) -> None:
         """After a first stage: its second stage, and the newest version that waits."""

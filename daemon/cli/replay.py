@@ -107,6 +107,11 @@ class ReplayError(Exception):
     "--json", "as_json", is_flag=True, help="print answers as they are published, one a line (inproc)"
 )
 @click.option(
+    "--every-bar",
+    is_flag=True,
+    help="answer every bar by itself, as for a backtest: the file waits for the answers (inproc)",
+)
+@click.option(
     "--max-late",
     type=click.FloatRange(0, 100),
     default=MAX_LATE,
@@ -147,6 +152,7 @@ def replay(
     config: Config | None = None,
     symbols: int = MAX_SYMBOLS,
     as_json: bool = False,
+    every_bar: bool = False,
     max_late: float = MAX_LATE,
     bars_path: Path | None = None,
     make: Callable[..., Gateway] = make_gateway,
@@ -170,6 +176,9 @@ def replay(
         # the numbers of a file's records are those of its lines
         unnumbered = msgspec.structs.replace(config.source, sequence="none")
         config = msgspec.structs.replace(config, source=unnumbered)
+        if every_bar:
+            every = msgspec.structs.replace(config.flash, every_bar=True)
+            config = msgspec.structs.replace(config, flash=every)
         with ExitStack() as opened:
             if bars_path is not None:
                 made = opened.enter_context(_bars_file(bars_path, config))

@@ -29,7 +29,7 @@ def answered_line(store: MetricStore) -> str:
     found, joined = f"{total('bars')} bars, {total('versions')} data versions", total("flash_coalesced")
     if not joined:
         return found
-    return f"{found}; {joined} bars were answered only with a later one: a lower --speed answers each"
+    return f"{found}; {joined} bars were answered only with a later one: --every-bar answers each"
 
 
 def too_late(found: Ledger, max_percent: float, late: Mapping[str, str]) -> list[str]:

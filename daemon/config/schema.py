@@ -713,6 +713,13 @@ class FlashConfig(Table, frozen=True):
             ge=0,
         ),
     ] = 0.0
+    every_bar: Annotated[
+        bool,
+        about(
+            "answer every bar by itself, as for a backtest: the next one waits until its session's questions "
+            "are answered, also free text, and the source waits if it can"
+        ),
+    ] = False
 
 
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
@@ -1027,7 +1034,11 @@ class Config(Table, frozen=True):
 
     @property
     def skips(self) -> bool:
-        """What `source.backlog_policy` says of these sources; those that can wait decide for all."""
+        """What `source.backlog_policy` says of these sources; those that can wait decide for all. Not where
+        every bar is to be answered.
+        """
+        if self.flash.every_bar:
+            return False
         if self.source.backlog_policy != "auto":
             return self.source.backlog_policy == "skip"
         connectors = [connector for _, connector in self.feeds.values()]

@@ -147,6 +147,7 @@ class StandingAnswers:
             built.costs.batch_ns,
             lambda record: record.history,
             self._is_held,
+            feeder.answered,
         )
         self._repeats = Repeats(
             scheduler,

@@ -174,6 +174,8 @@ class _Fed:
     history: History
     ahead: int = 0
     """Bars that the scheduler has; under the lock of `TapeFeeder`."""
+    asked: int = 0
+    """Of these, bars of versions whose questions are being answered; where every bar is."""
     paused: bool = False
     """It is given no bars for now."""
     bars: int = 0
@@ -267,7 +269,8 @@ class TapeFeeder(BarConsumer):
         if standby:
             self.lives.on(Event.STANDBY, names)
         self._fed = {session.name: self._feed(session) for session in config.sessions}
-        self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
+        self._every_bar = config.flash.every_bar
+        self._most = 1 if self._every_bar else credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = (
             Tokeniser(built.prompt.encode, built.prompt.without_special),
             list(self._specs.values()),
@@ -397,13 +400,23 @@ class TapeFeeder(BarConsumer):
         self._leave()
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
-        """These bars' credits come back."""
-        self._fed[tape.name].commit(records[-1].payload.anchor)
-        self._committed(tape, len(records))
+        """These bars' credits come back; where every bar is answered, when that is done."""
+        fed = self._fed[tape.name]
+        fed.commit(records[-1].payload.anchor)
+        if self._every_bar:
+            fed.asked += len(records)
+        else:
+            self._give_back(tape.name, len(records))
+
+    def answered(self, session: str) -> None:
+        """All that is asked of a session's bars so far is answered. The scheduler's thread."""
+        if (fed := self._fed.get(session)) is not None and fed.asked:
+            self._give_back(session, fed.asked)
+            fed.asked = 0
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
-        """As `on_commit`."""
-        self._committed(tape, len(records))
+        """These bars' credits come back."""
+        self._give_back(tape.name, len(records))
 
     def open_lines(self, session: str) -> list[int]:
         """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
@@ -442,7 +455,8 @@ class TapeFeeder(BarConsumer):
         fed = self._fed[session]
         if fed.history.rebuilding:
             return Phase.REBUILDING
-        return Phase.IN_ORDER if self._rereads and fed.unanswered < IN_ORDER else Phase.LIVE
+        in_order = self._every_bar or (self._rereads and fed.unanswered < IN_ORDER)
+        return Phase.IN_ORDER if in_order else Phase.LIVE
 
     def may_close_idle(self, session: str) -> bool:
         """Records of the open bars may wait behind what the other daemon has committed."""
@@ -516,8 +530,8 @@ class TapeFeeder(BarConsumer):
             self.plane.step()
         return True
 
-    def _committed(self, tape: Tape, records: int) -> None:
+    def _give_back(self, session: str, credits: int) -> None:
         with self._lock:
-            self._fed[tape.name].ahead -= records
-        if self.plane.waits(tape.name):
+            self._fed[session].ahead -= credits
+        if self.plane.waits(session):
             self._ring.wake()
