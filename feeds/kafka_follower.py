@@ -22,6 +22,8 @@ FOLLOW_S = 0.5
 """How often the committed offsets are read."""
 ALL_READY_S = 5.0
 """Partitions that are warm wait so long for the others, for each hand-over forms the group again."""
+WARM_MOST_S = 30.0
+"""One of which all was read is taken to be warm after so long: a daemon may have no time to get there."""
 _POLL_MS = 100
 
 Place = Callable[[AIOKafkaConsumer, TopicPartition], Awaitable[None]]
@@ -172,6 +174,7 @@ class WarmUps:
         self.behind: dict[Partition, int] | None = None
         self._follower: KafkaFollower | None = None
         self._followed: dict[TopicPartition, CommitPoint] = {}
+        self._level_since: dict[TopicPartition, float] = {}
         self._ready_since: dict[TopicPartition, float] = {}
         self._looked = 0.0
 
@@ -242,8 +245,11 @@ class WarmUps:
         """``level``: partitions of which all is read that was committed at the look before."""
         now, member = time.monotonic(), self._member
         is_level = member.listener is None or member.listener.is_level()
+        is_warm = member.listener is None or member.listener.is_warm()
         for partition in level if is_level else ():
-            self._ready_since.setdefault(partition, now)
+            since = self._level_since.setdefault(partition, now)
+            if is_warm or now - since >= WARM_MOST_S:
+                self._ready_since.setdefault(partition, now)
         ready = self._ready_since.keys()
         waited = any(
             now - since >= ALL_READY_S for p, since in self._ready_since.items() if p not in member.ready
@@ -254,8 +260,8 @@ class WarmUps:
     async def take(self, partitions: Collection[TopicPartition]) -> None:
         """These are read by their owner from now on, which we are."""
         for partition in partitions:
-            self._followed.pop(partition, None)
-            self._ready_since.pop(partition, None)
+            for known in (self._followed, self._level_since, self._ready_since):
+                known.pop(partition, None)
         if self._follower is not None:
             await self._follower.remove(partitions)
         self._note_behind()
@@ -264,7 +270,7 @@ class WarmUps:
         """Nothing is known of the others."""
         if self._follower is not None:
             await self._follower.remove(list(self._follower.partitions))
-        self._followed, self._ready_since, self.behind = {}, {}, None
+        self._followed, self._level_since, self._ready_since, self.behind = {}, {}, {}, None
         self._positions.note_ends({})
 
     async def _forget(self, follower: KafkaFollower, partitions: Collection[TopicPartition]) -> None:
@@ -285,6 +291,6 @@ class WarmUps:
     async def stop(self) -> None:
         """Stop reading."""
         follower, self._follower = self._follower, None
-        self._followed, self._ready_since = {}, {}
+        self._followed, self._level_since, self._ready_since = {}, {}, {}
         if follower is not None:
             await self._clients.close(follower.consumer)

@@ -262,6 +262,9 @@ class RebalanceListener(Protocol):
     def is_level(self) -> bool:
         """Whether all is taken that was read so far, but for a little."""
 
+    def is_warm(self) -> bool:
+        """Whether what was read behind owners is in the windows, but for a bar of each session."""
+
     def costs(self) -> Mapping[Partition, float]:
         """What our partitions cost, in answers a second; those that are too new to tell are left out."""
 

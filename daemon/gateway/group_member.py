@@ -81,13 +81,15 @@ class GroupMember:
         sessions: SessionCommands,
         recovery: RecoveryConfig,
         is_level: Callable[[], bool],
+        are_warm: Callable[[Collection[str]], bool],
         *,
         opens_all: bool = True,
     ) -> None:
-        """``is_level``: all that was read is with the engine, but for a little. ``opens_all``: all sessions
-        are open from the engine's start on, whoever reads them.
+        """``is_level``: all that was read is with the engine, but for a little. ``are_warm``: what was read
+        of these sessions is in their windows. ``opens_all``: all sessions are open from the engine's start
+        on, whoever reads them.
         """
-        self.is_level = is_level
+        self.is_level, self._are_warm = is_level, are_warm
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
         self._checkpoint, self._standby, self._sessions = checkpoint, standby, sessions
@@ -270,6 +272,10 @@ class GroupMember:
                 for partition in found.keys() - followed.keys():
                     self._following.pop(partition, None)
                 raise
+
+    def is_warm(self) -> bool:
+        """Whether what was read behind owners is in the windows, but for a bar of each session."""
+        return self._are_warm(set[str]().union(*self._following.values()))
 
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         """Another daemon had the partition before."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -43,6 +43,8 @@ CLOSE_COMMIT_S = 1.0
 """The same before it is closed."""
 LEVEL = 0.05
 """Of the ring: so much may wait there in a daemon that is level with the one that it follows."""
+EMPTY = 0.002
+"""The same of a ring of which all was taken but what came just now."""
 NOTIFY_S = 0.5
 """How often the engine learns up to when the source was read."""
 
@@ -90,7 +92,7 @@ class SourceRunner:
         )
         parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions, config.recovery
         opens_all = not config.opens_by_partition
-        self.group = GroupMember(*parts, self.is_level, opens_all=opens_all)
+        self.group = GroupMember(*parts, self.is_level, self._are_warm, opens_all=opens_all)
         payloads = make_payloads(config, source.name)
         self._gaps = gaps
         self._new_decoder = partial(
@@ -181,6 +183,12 @@ class SourceRunner:
     def is_level(self) -> bool:
         """Whether the engine has taken all that was read, but for a little."""
         return self._decoder is None or self._decoder.flow.ring.fill <= LEVEL
+
+    def _are_warm(self, sessions: Collection[str]) -> bool:
+        """Whether what was read of these sessions is in their windows, but for a bar of each."""
+        is_taken = self._decoder is None or self._decoder.flow.ring.fill <= EMPTY
+        waiting = partial(self._store.value, "foretick_bars_waiting")
+        return is_taken and all(waiting(session=name) <= 1 for name in sessions)
 
     def is_held(self) -> bool:
         """Whether the source is not read because the gate is closed."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from feeds.kafka_follower import FOLLOW_S
 from feeds.kafka_source import KafkaSource
 from feeds.source import HandingOverSource, Incoming, Partition, StandbySource
 from tests.feeds.test_feeds_kafka_log import Notes
@@ -63,10 +64,11 @@ class Reader(Notes):
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, kafka: KafkaClients, name: str, *, static: bool = False, **settings: Any
+        cls, kafka: KafkaClients, name: str, *, static: bool = False, warm: bool = True, **settings: Any
     ) -> AsyncIterator[Reader]:
         options = {"group_instance_id": name} if static else {}
         made = cls(kafka.source(kafka.topic, name=name, options=options, **settings), name)
+        made.warm = warm
         await made.source.start()
         kafka.run(made.read())
         try:
@@ -114,12 +116,15 @@ async def hand_over_and_back(kafka: KafkaClients, *, static: bool = False) -> No
         assert isinstance(one.source, StandbySource)
         await until(lambda: len(one.began) == PARTITIONS)
         assert not await one.source.hand_over(5.0), "there is no other member"
-        async with opened(kafka, "two", static=static) as two:
+        async with opened(kafka, "two", static=static, warm=False) as two:
             await take_over_and_back(topic, market, one, two)
 
 
 async def take_over_and_back(topic: str, market: Trading, one: Reader, two: Reader) -> None:
     await until(lambda: bool(two.followed), what="it warms")
+    await asyncio.sleep(6 * FOLLOW_S)
+    assert not two.began, "all is read, but its windows are not full yet"
+    two.warm = True
     (taken,) = two.followed
     kept = 1 - taken[1]
     before = len(offsets(one.got, kept))

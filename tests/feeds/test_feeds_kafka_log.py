@@ -36,6 +36,7 @@ class Notes:
         commits: bool = True,
     ) -> None:
         self.source, self.text, self.begin, self.commits = source, text, begin or {}, commits
+        self.warm = True
         self.stored: dict[Partition, CommitPoint] = {}
         self.began: dict[Partition, int] = {}
         self.gone: list[Partition] = []
@@ -83,6 +84,9 @@ class Notes:
 
     def is_level(self) -> bool:
         return True
+
+    def is_warm(self) -> bool:
+        return self.warm
 
     def costs(self) -> Mapping[Partition, float]:
         return {}
