@@ -132,6 +132,10 @@ class ProgressStore:
         """The newest that anybody stored, as of the start."""
         self._sessions: dict[str, _Session] = {}
         self._writer = secrets.token_hex(4)
+        self._records: dict[str, tuple[tuple[object, ...] | None, bytes]] = {}
+        """By session, what its record was made of, and the record."""
+        self._noted: dict[str, bytes] = {}
+        """Records that were stored last, by name."""
         self._saved = b""
         self._told: dict[str, Progress] = {}
         """What the engine knows to be stored."""
@@ -194,7 +198,9 @@ class ProgressStore:
     def stored(self, points: Iterable[CommitPoint]) -> None:
         """These points, with what `describe` gave, are stored."""
         for point in points:
-            for name, stored in self._decoded(point.state):
+            news = {name: each for name, each in point.state.items() if self._noted.get(name) is not each}
+            self._noted |= news
+            for name, stored in self._decoded(news):
                 if name:
                     self._session(name).note_stored(stored.progress)
 
@@ -315,18 +321,17 @@ class ProgressStore:
     def describe(self, sessions: Iterable[str]) -> dict[str, bytes]:
         """The records of these sessions and of the engine, by name."""
         known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
-        return {
-            stored_name(self._writer, name): encode_stored(
-                StoredProgress(
-                    each,
-                    self._claimed,
-                    self.address,
-                    "" if name else self._newest_event(),
-                    self._opened.get(name),
-                )
-            )
-            for name, each in known.items()
-        }
+        return {stored_name(self._writer, name): self._record(name, each) for name, each in known.items()}
+
+    def _record(self, name: str, progress: Progress) -> bytes:
+        """Encoded again only where something of it is new: a checkpoint looks through all sessions."""
+        event, opened = "" if name else self._newest_event(), self._opened.get(name)
+        stored = progress, self._claimed, self.address, event, opened
+        before, record = self._records.get(name, (None, b""))
+        if before != stored:
+            record = encode_stored(StoredProgress(*stored))
+            self._records[name] = stored, record
+        return record
 
     # An engine's life.
 
@@ -406,7 +411,8 @@ class ProgressStore:
         return self._session(session).progress
 
     def _session(self, name: str) -> _Session:
-        return self._sessions.setdefault(name, _Session())
+        known = self._sessions.get(name)
+        return known if known is not None else self._sessions.setdefault(name, _Session())
 
 
 def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:
