@@ -60,7 +60,6 @@ SESSION_RESET = Failure("rebuilding", "the session was reset to what another dae
 REBUILDING = Failure(
     "rebuilding", "its newest data is read again after a restart: ask later (recovery.while_rebuilding)"
 )
-NO_DATA = Failure("rebuilding", "nothing of its tape has been read yet: ask when its first bar has closed")
 Emit = Callable[[GenerationEvent], None]
 
 
@@ -158,8 +157,6 @@ class RequestRunner:
                 self._fail(each.id, Failure("unknown_session", f"there is no session {each.session!r}"))
             elif tape is not None and self._refuses and self._rebuilding(each.session):
                 self._fail(each.id, REBUILDING)
-            elif tape is not None and not tape.live_tokens:
-                self._fail(each.id, NO_DATA)
             else:
                 try:
                     prompt = self._prompts.prompt(each)

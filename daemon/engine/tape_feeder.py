@@ -269,8 +269,7 @@ class TapeFeeder(BarConsumer):
         if standby:
             self.lives.on(Event.STANDBY, names)
         self._fed = {session.name: self._feed(session) for session in config.sessions}
-        self._every_bar = config.flash.every_bar
-        self._most = 1 if self._every_bar else credits or (CREDITS if config.skips else 4 * CREDITS)
+        self._most = 1 if config.flash.every_bar else credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = (
             Tokeniser(built.prompt.encode, built.prompt.without_special),
             list(self._specs.values()),
@@ -403,7 +402,7 @@ class TapeFeeder(BarConsumer):
         """These bars' credits come back; where every bar is answered, when that is done."""
         fed = self._fed[tape.name]
         fed.commit(records[-1].payload.anchor)
-        if self._every_bar:
+        if self._config.flash.every_bar:
             fed.asked += len(records)
         else:
             self._give_back(tape.name, len(records))
@@ -455,7 +454,7 @@ class TapeFeeder(BarConsumer):
         fed = self._fed[session]
         if fed.history.rebuilding:
             return Phase.REBUILDING
-        in_order = self._every_bar or (self._rereads and fed.unanswered < IN_ORDER)
+        in_order = self._config.flash.every_bar or (self._rereads and fed.unanswered < IN_ORDER)
         return Phase.IN_ORDER if in_order else Phase.LIVE
 
     def may_close_idle(self, session: str) -> bool:

@@ -14,7 +14,7 @@ from daemon.gateway.record_decoder import Opener
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
 from daemon.progress import Position
-from daemon.session_life import REPLACED, STALE, VOID, Action, Event, State
+from daemon.session_life import REPLACED, STALE, VOID, Action, Event, Lives, State
 from feeds.source import CommitPoint, LogSource, Partition, Source, StandbySource, StartPosition
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,6 @@ class GroupMember:
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
         self._checkpoint, self._standby, self._sessions = checkpoint, standby, sessions
-        self._lives = standby.lives
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: dict[Partition, _Begun] = {}
         self._following: dict[Partition, set[str]] = {}
@@ -115,6 +114,10 @@ class GroupMember:
             self.log.set_rebalance_listener(self)
         if self._follower is not None and recovery.standby:
             checkpoint.stand_by(self._follower)
+
+    @property
+    def _lives(self) -> Lives:
+        return self._standby.lives
 
     # An engine's life.
 
