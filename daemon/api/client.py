@@ -189,6 +189,8 @@ class QueryClient(Methods):
                 raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt)
             if (events := self._handshakes.events) in ready:
                 self._handshakes.note(events.recv_multipart())
+            if self._handshakes.refused:
+                raise _unauthenticated(self._handshakes.refused)
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:
@@ -222,7 +224,6 @@ class AsyncQueryClient(Methods):
         self._context = zmq.asyncio.Context()
         self._socket = connect(self._context, endpoint, keys, identity)
         self._handshakes = Handshakes(self._socket, endpoint, keys)
-        self._refused: QueryError | None = None
 
     async def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
@@ -272,8 +273,8 @@ class AsyncQueryClient(Methods):
     async def _exchange(self, request: Sent) -> _Received:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_all())
-        if self._refused is not None:
-            raise self._refused
+        if self._handshakes.refused:
+            raise _unauthenticated(self._handshakes.refused)
         self._number += 1
         number = self._number
         sent = _encoded(request, number)
@@ -306,12 +307,10 @@ class AsyncQueryClient(Methods):
             both.create_task(self._read())
 
     async def _watch(self) -> None:
-        try:
-            while True:
-                self._handshakes.note(await self._handshakes.events.recv_multipart())
-        except QueryError as error:
-            self._refused = error
-            self._fail(error)
+        while True:
+            self._handshakes.note(await self._handshakes.events.recv_multipart())
+            if self._handshakes.refused:
+                self._fail(_unauthenticated(self._handshakes.refused))
 
     async def _read(self) -> None:
         while True:
@@ -344,6 +343,10 @@ def _encoded(request: Sent, number: int) -> bytes:
         why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
         raise QueryError("too_long", why)
     return sent
+
+
+def _unauthenticated(why: str) -> QueryError:
+    return QueryError("unauthenticated", why)
 
 
 def _no_reply(endpoint: str, within_s: float, doubt: str) -> QueryError:

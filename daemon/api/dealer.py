@@ -91,21 +91,23 @@ class Handshakes(Generic[S]):
         kinds = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         kinds |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         self.events: S = socket.get_monitor_socket(kinds)
+        self.refused = ""
+        """Why there is no connection, as long as none has succeeded since."""
         self.doubt = ""
-        """What may be wrong, while none has succeeded."""
+        """What may be wrong, as long as none has succeeded since."""
 
     def note(self, frames: list[bytes]) -> None:
-        """Take one of the ``events``. Raises QueryError: there will be no connection."""
-        event = parse_monitor_message(frames)
+        """Take one of the ``events``."""
+        event, daemon = parse_monitor_message(frames), f"the daemon at {self._endpoint}"
         match event["event"], event["value"]:
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
                 asks = "asks for keys: give yours, and its public one"
                 what = asks if self._keys is None else "takes no keys: connect without"
-                raise QueryError("unauthenticated", f"the daemon at {self._endpoint} {what}")
+                self.refused = f"{daemon} {what}"
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH, _:
-                raise QueryError("unauthenticated", f"the daemon at {self._endpoint} does not know this key")
+                self.refused = f"{daemon} does not know this key"
             case zmq.EVENT_HANDSHAKE_SUCCEEDED, _:
-                self.doubt = ""
+                self.refused = self.doubt = ""
             case _:
                 self.doubt = "; its connections end during the handshake"
                 if self._keys is not None:
