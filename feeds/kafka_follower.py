@@ -244,12 +244,13 @@ class WarmUps:
     def _note_ready(self, consumer: AIOKafkaConsumer, level: Set[TopicPartition]) -> None:
         """``level``: partitions of which all is read that was committed at the look before."""
         now, member = time.monotonic(), self._member
-        is_level = member.listener is None or member.listener.is_level()
-        is_warm = member.listener is None or member.listener.is_warm()
-        for partition in level if is_level else ():
-            since = self._level_since.setdefault(partition, now)
-            if is_warm or now - since >= WARM_MOST_S:
-                self._ready_since.setdefault(partition, now)
+        listener = member.listener
+        if new := level - self._ready_since.keys() if listener is None or listener.is_level() else None:
+            is_warm = listener is None or listener.is_warm()
+            for partition in new:
+                since = self._level_since.setdefault(partition, now)
+                if is_warm or now - since >= WARM_MOST_S:
+                    self._ready_since[partition] = now
         ready = self._ready_since.keys()
         waited = any(
             now - since >= ALL_READY_S for p, since in self._ready_since.items() if p not in member.ready

@@ -325,8 +325,10 @@ class FlashEvaluator(Generic[P]):
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Evaluate the new version now, or after the running evaluation."""
-        self._evaluate(tape, version, records)
-        self._note_idle(self._session(tape.name))
+        try:
+            self._evaluate(tape, version, records)
+        finally:
+            self._note_idle(self._session(tape.name))
 
     def _evaluate(self, tape: Tape, version: int, records: TapeItems) -> None:
         session, standing = self._session(tape.name), self._registry.standing(tape.name)
@@ -390,6 +392,7 @@ class FlashEvaluator(Generic[P]):
         for ask in session.drop():
             ask.reader.release()
         self.coalesced.pop(name, None)
+        self._on_idle(name)
 
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session(name))

@@ -277,6 +277,7 @@ class _Session:
         """Bars to come that are dropped."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
+        self.waiting.set(0)  # an engine before this one may have ended while some waited
         self._growths = {
             name: metrics.growth(f"foretick_{name}_total", session=spec.name)
             for name in (

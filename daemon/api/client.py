@@ -183,14 +183,14 @@ class QueryClient(Methods):
 
     def _receive(self, deadline: float) -> object:
         while not self._socket.poll(0):
+            if self._handshakes.refused:
+                raise _unauthenticated(self._handshakes.refused)
             left_ms = int((deadline - time.monotonic()) * 1000)
             ready = dict(self._poller.poll(left_ms)) if left_ms > 0 else {}
             if not ready:
                 raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt)
             if (events := self._handshakes.events) in ready:
                 self._handshakes.note(events.recv_multipart())
-            if self._handshakes.refused:
-                raise _unauthenticated(self._handshakes.refused)
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:

@@ -90,7 +90,11 @@ class Handshakes(Generic[S]):
         self._socket, self._endpoint, self._keys = socket, endpoint, keys
         kinds = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         kinds |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self.events: S = socket.get_monitor_socket(kinds)
+        address = f"inproc://handshakes-{id(self)}"
+        socket.monitor(address, kinds)
+        self.events: S = socket.context.socket(zmq.PAIR)
+        self.events.setsockopt(zmq.RCVHWM, 0)  # else libzmq waits for a reader, also as the socket is closed
+        self.events.connect(address)
         self.refused = ""
         """Why there is no connection, as long as none has succeeded since."""
         self.doubt = ""

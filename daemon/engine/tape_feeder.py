@@ -175,7 +175,7 @@ class _Fed:
     ahead: int = 0
     """Bars that the scheduler has; under the lock of `TapeFeeder`."""
     asked: int = 0
-    """Of these, bars of versions whose questions are being answered; where every bar is."""
+    """Of these, bars of versions whose questions are being answered; where every bar is. Under the lock."""
     paused: bool = False
     """It is given no bars for now."""
     bars: int = 0
@@ -183,6 +183,11 @@ class _Fed:
     """Bars so far that no earlier engine had answered."""
     anchor: Anchor | None = None
     """Of its newest version."""
+
+    @property
+    def on_the_way(self) -> int:
+        """Bars that the scheduler has, and that are on no tape yet."""
+        return self.ahead - self.asked
 
     def pause(self, is_paused: bool) -> None:
         """Hold its bars back, or release them."""
@@ -333,9 +338,9 @@ class TapeFeeder(BarConsumer):
             self._ring.wake()
 
     def ahead(self, session: str) -> int:
-        """Bars of a session that the scheduler has. Any thread."""
+        """Bars of a session that the scheduler has, and that are on no tape yet. Any thread."""
         with self._lock:
-            return self._fed[session].ahead
+            return self._fed[session].on_the_way
 
     def cut(self, session: str) -> FeederState | None:
         """The session's state; None while bars are on their way to its tape. Between two batches."""
@@ -403,15 +408,15 @@ class TapeFeeder(BarConsumer):
         fed = self._fed[tape.name]
         fed.commit(records[-1].payload.anchor)
         if self._config.flash.every_bar:
-            fed.asked += len(records)
+            with self._lock:
+                fed.asked += len(records)
         else:
             self._give_back(tape.name, len(records))
 
     def answered(self, session: str) -> None:
         """All that is asked of a session's bars so far is answered. The scheduler's thread."""
         if (fed := self._fed.get(session)) is not None and fed.asked:
-            self._give_back(session, fed.asked)
-            fed.asked = 0
+            self._give_back(session, fed.asked, answered=True)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """These bars' credits come back."""
@@ -422,7 +427,7 @@ class TapeFeeder(BarConsumer):
         fed = self._fed[session]
         lines = self.plane.open_lines(session, fed.anchor)
         with self._lock:
-            return [] if fed.ahead else lines
+            return [] if fed.on_the_way else lines
 
     # What the data plane calls, on its thread.
 
@@ -529,8 +534,9 @@ class TapeFeeder(BarConsumer):
             self.plane.step()
         return True
 
-    def _give_back(self, session: str, credits: int) -> None:
+    def _give_back(self, session: str, credits: int, *, answered: bool = False) -> None:
         with self._lock:
             self._fed[session].ahead -= credits
+            self._fed[session].asked -= credits * answered
         if self.plane.waits(session):
             self._ring.wake()

@@ -278,7 +278,7 @@ class GroupMember:
 
     def is_warm(self) -> bool:
         """Whether what was read behind owners is in the windows, but for a bar of each session."""
-        return self._are_warm(set[str]().union(*self._following.values()))
+        return self._are_warm(self._starts.sessions & set[str]().union(*self._following.values()))
 
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         """Another daemon had the partition before."""

@@ -233,6 +233,19 @@ async def following() -> Rig:
     return rig
 
 
+async def test_it_is_warm_when_bars_of_what_it_follows_wait_no_longer_for_their_windows() -> None:
+    rig = await following()
+    waiting = [(0, 9, True), (1, 9, True), (2, 0, False), (40, 0, False), (1, 0, True)]
+    for theirs, ours, warm in waiting:
+        rig.store.set("foretick_bars_waiting", theirs, session="aaa")
+        rig.store.set("foretick_bars_waiting", ours, session="bbb")
+        assert rig.log.listener.is_warm() is warm
+    rig.store.set("foretick_bars_waiting", 40, session="aaa")
+    rig.input.change(inproc_config(["V:BBB"]).sessions)
+    rig.store.remove_session("aaa")
+    assert rig.log.listener.is_warm(), "one that is gone is not waited for"
+
+
 async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> None:
     rig = await following()
     assert rig.resumed == [{"aaa"}], "it begins at the owner's snapshot"
