@@ -15,8 +15,11 @@ def test_rounds_become_medians_with_the_slowest_and_the_fastest() -> None:
 
 
 def test_a_checkpoint_stores_what_changed() -> None:
-    """The records of all sessions, or of one; a bare producer sends the same ones."""
+    """Where all sessions stand, or one, and exactly once their answers; a bare client stores the same."""
     (part,) = run("recovery", "", SuiteRun(quick=True, say=lambda text: None), ["checkpoint"]).parts
-    assert [figure.setting["of these changed"] for figure in part.figures] == [1, 3]
-    assert 0 < int(part.figures[0].setting["bytes"]) < int(part.figures[1].setting["bytes"])
+    how = [(figure.setting["delivery"], figure.setting["of these answered"]) for figure in part.figures]
+    assert how == [(name, answered) for name in ("at_least_once", "exactly_once") for answered in (1, 3)]
+    one, all_, one_with_answers, all_with_answers = (int(figure.setting["bytes"]) for figure in part.figures)
+    assert 0 < one < all_ < all_with_answers
+    assert one < one_with_answers < all_with_answers
     assert all(figure.ours > 0 and figure.reference for figure in part.figures)
