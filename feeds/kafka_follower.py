@@ -244,8 +244,8 @@ class WarmUps:
     def _note_ready(self, consumer: AIOKafkaConsumer, level: Set[TopicPartition]) -> None:
         """``level``: partitions of which all is read that was committed at the look before."""
         now, member = time.monotonic(), self._member
-        listener = member.listener
-        if new := level - self._ready_since.keys() if listener is None or listener.is_level() else None:
+        listener, new = member.listener, level - self._ready_since.keys()
+        if new and (listener is None or listener.is_level()):
             is_warm = listener is None or listener.is_warm()
             for partition in new:
                 since = self._level_since.setdefault(partition, now)

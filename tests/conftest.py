@@ -67,8 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("kafka") or "kafka" in item.path.name:
             item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
-    if is_whole(config):
+    if config.option.markexpr == "not long":
         limit_examples(items, MAX_EXAMPLES)
+    if is_whole(config):
         items[:], left = split(items, os.environ[SEED])
         config.hook.pytest_deselected(items=left)
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))

@@ -59,13 +59,15 @@ class Answering(NamedTuple):
     def answer(self, names: Sequence[str], version: int) -> list[OutgoingMessage]:
         """A version of these sessions is answered, whose newest record is of this offset. Its messages."""
         self.tracker.passed_on(names[-1], STREAM, [version])
+        messages = []
         for name in names:
             answer = _answer(name, version, sequence := self.progress.number(name))
+            messages.append(OutgoingMessage(ANSWERS, name.encode(), encode(answer)))
             self.outbox.put(name, answer, name, {})
             self.outbox.complete(name, version)
             self.progress.acknowledge(name, version, [sequence], (version * 10**9,))
         self.tracker.acknowledge(names[-1], STREAM, version + 1)
-        return [OutgoingMessage(ANSWERS, name.encode(), encode(_answer(name, version, 1))) for name in names]
+        return messages
 
 
 def _answer(session: str, version: int, sequence: int) -> Answer:

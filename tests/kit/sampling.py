@@ -13,7 +13,7 @@ SEED = "TESTS_SEED"
 """Environment variable: the same one draws the same cases."""
 
 
-def choose_seed() -> str:
+def choose_seed() -> None:
     """Set the seed, also for the processes that share the tests: the commit, unless one is given."""
     if SEED not in os.environ:
         command = ["git", "rev-parse", "--short=12", "HEAD"]
@@ -25,7 +25,6 @@ def choose_seed() -> str:
         except OSError:
             commit = ""
         os.environ[SEED] = commit or "none"
-    return os.environ[SEED]
 
 
 def split(items: Sequence[pytest.Item], seed: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -46,5 +45,5 @@ def split(items: Sequence[pytest.Item], seed: str) -> tuple[list[pytest.Item], l
         key: set(Random(f"{seed} {key}").sample(sorted(each), min(most[key], len(each))))
         for key, each in cases.items()
     }
-    left = [item for item, (key, case) in found.items() if case not in chosen[key]]
-    return [item for item in items if item not in set(left)], left
+    left = {item: None for item, (key, case) in found.items() if case not in chosen[key]}
+    return [item for item in items if item not in left], list(left)

@@ -161,7 +161,7 @@ async def test_keys_that_no_daemon_asks_for_are_refused() -> None:
 
 
 async def test_a_server_key_that_is_not_the_daemon_s_is_suspected(daemons: list[Daemon]) -> None:
-    """Nobody can know: what the daemon cannot decrypt it answers by closing the connection."""
+    """The client cannot know: what the daemon cannot decrypt it answers by closing the connection."""
     with pytest.raises(QueryError, match="the server key") as refused:
         await asyncio.to_thread(asked, daemons[0].server.endpoint, Keys(*zmq.curve_keypair(), SECRET), 1.0)
     assert refused.value.code == "timeout"
