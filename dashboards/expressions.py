@@ -1,11 +1,14 @@
 """PromQL over the metric catalogue: an unlisted name, label or fixed value raises an error.
 
-Rates use Grafana's `$__rate_interval`; a `session` label is always limited to the dashboard's `$session`.
+Rates use Grafana's `$__rate_interval`. A dashboard's variables limit each series: `$instance` all of them,
+`$session` and `$tenant` those with such a label.
 """
 
 from metrics.catalogue import BY_NAME, MEANS, Kind, Metric
 
 STAGE = "foretick_stage_seconds"
+VARIABLES = ("session", "tenant")
+"""Labels that a dashboard's variables choose among, besides `instance`."""
 
 
 def per_second(name: str, *by: str, **match: str) -> str:
@@ -28,9 +31,9 @@ def gauge(name: str, *by: str, over: str = "max", **match: str) -> str:
 
 def labelled(name: str, by: str, info: str, label: str) -> str:
     """A gauge summed over all but `by`, joined with a `label` of the same daemon's info metric."""
-    _metric(name, "gauge", (by,))
+    ours = name + _selector(_metric(name, "gauge", (by,)), {})
     _metric(info, "gauge", (label,))
-    return f"sum by ({by}, {label}) ({name} * on (instance) group_left ({label}) {info})"
+    return f"sum by ({by}, {label}) ({ours} * on (instance) group_left ({label}) {info})"
 
 
 def quantile(name: str, q: float, *by: str, **match: str) -> str:
@@ -67,14 +70,14 @@ def _metric(name: str, kind: Kind, by: tuple[str, ...]) -> Metric:
 
 def _selector(metric: Metric, match: dict[str, str]) -> str:
     wanted = dict(match)
-    if "session" in metric.labels:
-        wanted.setdefault("session", "$session")
+    for label in VARIABLES:
+        if label in metric.labels:
+            wanted.setdefault(label, f"${label}")
     for label, pattern in wanted.items():
         allowed = metric.values.get(label)
         if label not in metric.labels or (allowed and not set(pattern.split("|")) <= set(allowed)):
             raise ValueError(f"{metric.name} has no series with {label}={pattern}")
-    if not wanted:
-        return ""
+    wanted["instance"] = "$instance"
     return "{" + ", ".join(f'{label}=~"{pattern}"' for label, pattern in wanted.items()) + "}"
 
 

@@ -545,6 +545,13 @@ METRICS: tuple[Metric, ...] = (
         "which turn out to be one or the other. Worry when aborted grows.",
         outcome=("committed", "aborted", "unknown"),
     ),
+    _counter(
+        "foretick_checkpoints_total",
+        "Commits of progress and offsets: done, or failed and tried again. Worry when failed grows and done "
+        "does not: after a restart all since the last one is answered again.",
+        "source",
+        outcome=("done", "failed"),
+    ),
     _histogram(
         "foretick_transaction_seconds",
         "Time until a transaction is in effect, with its repeats. It is part of the stage publish.",
@@ -663,8 +670,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_draft_tokens_total",
-        "Draft tokens verified, by outcome. If few are accepted, turn speculation off.",
-        outcome=DRAFTS,
+        "Draft tokens verified, by class and outcome. If few are accepted, turn speculation off.",
+        **{"class": CLASSES, "outcome": DRAFTS},
     ),
     _counter(
         "foretick_reused_tokens_total",
@@ -718,6 +725,17 @@ METRICS: tuple[Metric, ...] = (
         "foretick_snapshot_age_seconds",
         "Age of the newest snapshot, 0 before the first of this engine. After a crash so much is read again.",
         "session",
+    ),
+    _gauge(
+        "foretick_snapshot_disk_free_ratio",
+        "Share of the snapshots' disk that is free, 0 to 1. Worry below 0.1: snapshots, and progress of "
+        "sources without a log, can soon not be written.",
+    ),
+    _gauge(
+        "foretick_certificate_expiry_timestamp_seconds",
+        "When the certificate that this daemon shows expires, Unix time: the one of its HTTP port, or the "
+        "first of its Kafka clients; 0 without one. Worry two weeks ahead: a restart reads a new one.",
+        use=("http", "kafka"),
     ),
     _counter(
         "foretick_integrity_failures_total",

@@ -379,7 +379,7 @@ class Scheduler:
             accepted = len(sampled.accepted)
             request.verify(drafted, accepted)
             self._speculation.verified(request, drafted, accepted)
-            self._observer.speculated(drafted, accepted)
+            self._observer.speculated(request.cls, drafted, accepted)
         if request.remaining or not request.complete:
             return
         if request.events[-1][0] is LifecycleEvent.SCHEDULED:

@@ -28,7 +28,11 @@ class EngineObserver(Observer):
     def __init__(self, store: MetricStore, pool: KVPool) -> None:
         self._store, self._pool = store, pool
         self._names = {cls: cls.name.lower() for cls in PriorityClass}
-        self._drafts = {each: store.counter("foretick_draft_tokens_total", outcome=each) for each in DRAFTS}
+        self._drafts = {
+            (cls, each): store.counter("foretick_draft_tokens_total", cls=name, outcome=each)
+            for cls, name in self._names.items()
+            for each in DRAFTS
+        }
 
     def queue_wait(self, cls: PriorityClass, ns: int) -> None:
         """Time from queued to the first batch, of the classes whose waits are shown."""
@@ -50,10 +54,10 @@ class EngineObserver(Observer):
         cls, by_class = self._names[request.cls], self._names[by.cls]
         self._store.inc("foretick_preemptions_total", cls=cls, by_class=by_class)
 
-    def speculated(self, drafted: int, accepted: int) -> None:
+    def speculated(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
         """Draft tokens were verified."""
-        self._drafts["accepted"].inc(accepted)
-        self._drafts["rejected"].inc(drafted - accepted)
+        self._drafts[cls, "accepted"].inc(accepted)
+        self._drafts[cls, "rejected"].inc(drafted - accepted)
 
     def ended(self, request: Request) -> None:
         """Count a request's whole history. One refused after the end has none; its thread may be another."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from daemon.api.health import Health, health_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.engine_manager import EngineManager
+from daemon.gateway.host_metrics import HostMetrics
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.queries import visible
 from daemon.gateway.reconfigure import LiveSessions
@@ -27,8 +28,9 @@ class Status:
         sessions: Sessions,
         inputs: Inputs,
         live: LiveSessions,
+        host: HostMetrics,
     ) -> None:
-        self._live = live
+        self._live, self._host = live, host
         self._store, self._tasks, self._engine = store, tasks, engine
         self._sessions, self._inputs = sessions, inputs
         self._sinks = [
@@ -55,6 +57,7 @@ class Status:
             retries.update(getattr(sink, "retries", 0))
             handshakes.update(getattr(sink, "handshakes_failed", 0))
         self._inputs.note()
+        self._host.note()
         return exposition(self._store, self._inputs.gauges())
 
     def health(self, client: Client) -> Health:

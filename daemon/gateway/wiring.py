@@ -38,6 +38,7 @@ from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcess
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_generator import GroupGenerator
+from daemon.gateway.host_metrics import HostMetrics
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
@@ -401,7 +402,8 @@ def _servers(
     base: _Base, data: _DataWay, way: _RequestWay
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
     config, store, events = base.config, base.store, data.events
-    status = Status(store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live)
+    host = HostMetrics(config, store)
+    status = Status(store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live, host)
     requests = Requests(way.answer, data.sessions.observe, config.query.max_requests)
     messages = config.http.max_messages
     agents = None

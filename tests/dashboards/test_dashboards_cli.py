@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from dashboards import cli
+from dashboards.boards import BOARDS
 
-COMMITTED = json.loads((cli.FOLDER / "latency.json").read_text())
+NAMES = [board.name for board in BOARDS]
+COMMITTED = {name: json.loads((cli.FOLDER / f"{name}.json").read_text()) for name in NAMES}
 
 
 class FakeGrafana(ThreadingHTTPServer):
@@ -21,12 +23,22 @@ class FakeGrafana(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[dict[str, Any]] = []
+        self.boards: dict[str, dict[str, Any]] = {}
+        """As a Grafana keeps them: with a number and a version of its own."""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: FakeGrafana
     protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer right":
+            return self._answer(401, {"message": "Invalid API key"})
+        board = self.server.boards.get(self.path.removeprefix("/api/dashboards/uid/"))
+        if board is None:
+            return self._answer(404, {"message": "Dashboard not found"})
+        return self._answer(200, {"dashboard": board, "meta": {}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -37,6 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("folderUid") == "full":
             return self._answer(412, {"message": "a dashboard with the same name exists"})
         self.server.received.append(body)
+        board = body["dashboard"]
+        self.server.boards[board["uid"]] = board | {"id": 7, "version": len(self.server.received)}
         return self._answer(200, {"status": "success", "url": f"/d/{body['dashboard']['uid']}/x"})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
@@ -68,12 +82,28 @@ def run(*arguments: str, **environment: str):
     return CliRunner().invoke(cli.dashboards, list(arguments), env=environment)
 
 
-def test_push_sends_the_committed_dashboard_and_says_where_it_is(grafana):
+def test_push_sends_the_committed_dashboards_and_says_where_they_are(grafana):
     result = run("push", "--url", grafana.url, "--token", "right", "--folder", "ops")
     assert result.exit_code == 0, result.output
-    (body,) = grafana.received
-    assert (body["dashboard"], body["overwrite"], body["folderUid"]) == (COMMITTED, True, "ops")
-    assert result.output == f"Foretick: latency: {grafana.url}/d/foretick-latency/x\n"
+    assert [body["dashboard"] for body in grafana.received] == [COMMITTED[name] for name in sorted(NAMES)]
+    assert {(body["overwrite"], body["folderUid"]) for body in grafana.received} == {(True, "ops")}
+    assert f"Foretick: latency: {grafana.url}/d/foretick-latency/x\n" in result.output
+
+
+def test_a_second_push_changes_nothing_and_a_dry_run_shows_what_would_change(grafana):
+    push = ("push", "--url", grafana.url, "--token", "right")
+    first = run(*push, "--dry-run")
+    assert "Foretick: latency: would change\n  it is not there yet\n" in first.output
+    assert not grafana.received
+    run(*push)
+    again = run(*push)
+    assert again.output.count("as it is there") == len(grafana.received) == len(NAMES)
+    grafana.boards["foretick-latency"]["refresh"] = "1m"
+    different = run(*push, "--dry-run")
+    assert '- "refresh": "1m"' in different.output.replace("-  ", "- ")
+    assert different.output.count("as it is there") == len(NAMES) - 1
+    run(*push)
+    assert grafana.received[-1]["dashboard"] == COMMITTED["latency"]
 
 
 def test_the_address_and_the_token_may_come_from_the_environment(grafana):
@@ -100,10 +130,12 @@ def test_an_address_without_grafana_is_reported(grafana):
 
 
 def test_build_writes_what_check_accepts(tmp_path: Path):
+    tmp_path = tmp_path / "dashboards"
+    tmp_path.mkdir()
     build = ("build", "--directory", str(tmp_path))
     assert run(*build, "--check").exit_code == 1
     assert run(*build).exit_code == 0
-    assert json.loads((tmp_path / "latency.json").read_text()) == COMMITTED
+    assert json.loads((tmp_path / "latency.json").read_text()) == COMMITTED["latency"]
     assert run(*build, "--check").exit_code == 0
     (tmp_path / "latency.json").write_text("{}")
     stale = run(*build, "--check")

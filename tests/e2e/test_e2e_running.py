@@ -142,14 +142,18 @@ async def test_asking_a_running_daemon(replaying: Replaying) -> None:
 @pytest.mark.prometheus
 async def test_every_panel_shows_a_daemon_at_work(replaying: Replaying, start_prometheus) -> None:
     daemon = replaying.daemon
-    dashboard = json.loads((Path(dashboards.__file__).parent / "latency.json").read_text())
+    folder = Path(dashboards.__file__).parent
+    latency = json.loads((folder / "latency.json").read_text())
     prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{daemon.http_port}")
     with QueryClient(replaying.endpoint) as client:
         await asyncio.to_thread(client.ask, SESSION, "Rise or fall?", 1, ("UP", "DOWN"))
     await until_slowly(lambda: daemon.metric("foretick_answers_total") >= 12)
     # its source is not Kafka
-    await asyncio.to_thread(prometheus.wait_for_panels, dashboard, but="foretick_consumer_lag")
-    assert len(expressions(dashboard)) > 20
+    await asyncio.to_thread(prometheus.wait_for_panels, latency, but="foretick_consumer_lag")
+    assert len(expressions(latency)) > 20
+    for name in ("overview", "engine", "scheduler"):
+        board = json.loads((folder / f"{name}.json").read_text())
+        await asyncio.to_thread(prometheus.wait_for_panels, board, but="foretick_consumer_lag")
     # Prometheus has the daemon's values
     answered = daemon.metric("foretick_answers_total")
     has_it = f'foretick_answers_total{{session="{SESSION}"}} >= {answered}'

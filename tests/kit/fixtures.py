@@ -41,11 +41,11 @@ def secured_kafka() -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def start_prometheus() -> Iterator[Callable[[str], PrometheusServer]]:
-    """Start a Prometheus that scrapes `host:port`; stopped at the end of the test."""
+def start_prometheus() -> Iterator[Callable[..., PrometheusServer]]:
+    """Start a Prometheus that scrapes `host:port`, with rules if any; stopped at the end of the test."""
     program = need("prometheus")
     with contextlib.ExitStack() as stack:
-        yield lambda target: stack.enter_context(PrometheusServer(program, target))
+        yield lambda target, rules="": stack.enter_context(PrometheusServer(program, target, rules))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ PACKAGES = {
     "npm": "npm",
     "openssl": "openssl",
     "prometheus": "prometheus",
+    "promtool": "prometheus",
     "systemd-analyze": "systemd",
 }
 """Debian's package of each program that tests cannot do without."""

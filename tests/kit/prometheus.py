@@ -19,16 +19,24 @@ _START_S = 30.0
 _STOP_S = 10.0
 _ATTEMPTS = 3
 # What Grafana fills in; far above the scrape interval.
-_VARIABLES = {"$__rate_interval": "30s", "$__range": "60s", "$__interval": "5s", "$session": ".*"}
+_VARIABLES = {
+    "$__rate_interval": "30s",
+    "$__range": "60s",
+    "$__interval": "5s",
+    "$instance": ".*",
+    "$session": ".*",
+    "$tenant": ".*",
+}
 
 
 class PrometheusServer:
     """Scrapes `http://TARGET/metrics` four times a second into a folder of its own; loopback, free port."""
 
-    def __init__(self, program: str, target: str) -> None:
-        """`target`: host:port."""
+    def __init__(self, program: str, target: str, rules: str = "") -> None:
+        """``target``: host:port. ``rules``: text of a rules file."""
         self._program = program
         self._target = target
+        self._rules = rules
         self._folder = tempfile.TemporaryDirectory(prefix="foretick-prometheus-")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -63,6 +71,12 @@ class PrometheusServer:
         url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         return _vector(url, expression)
 
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=10) as response:
+            found = json.load(response)["data"]["alerts"]
+        return {each["labels"]["alertname"] for each in found if each["state"] == "firing"}
+
     def wait_for(self, expression: str, timeout_s: float = 30.0) -> None:
         """Until a PromQL expression finds series, such as a comparison that holds."""
         deadline = time.monotonic() + timeout_s
@@ -85,7 +99,9 @@ class PrometheusServer:
         job = {"job_name": "foretick", "static_configs": [{"targets": [self._target]}]}
         # JSON is YAML.
         times = {"scrape_interval": "250ms", "scrape_timeout": "250ms"}
-        config.write_text(json.dumps({"global": times, "scrape_configs": [job]}))
+        (folder / "rules.yml").write_text(self._rules)
+        files = ["rules.yml"] if self._rules else []
+        config.write_text(json.dumps({"global": times, "scrape_configs": [job], "rule_files": files}))
         for attempt in range(1, _ATTEMPTS + 1):
             # The port may be taken between asking for it and Prometheus binding it: then try another.
             if self._launch(folder, config, *free_ports(1)):

@@ -234,12 +234,17 @@ class Checkpoint:
                 log.warning("cannot commit: %s", error)
                 self._tracker.not_committed(points)
                 self._outbox.done(taken, delivered=False)
+                self._count("failed")
                 return False
             else:
                 # 5. Note what is stored; `commit` tells the engine, which keeps snapshots that go with it.
                 self.stored |= points if written else {}
                 self._outbox.done(taken, delivered=True)
+                self._count("done" if written else "failed")
                 return True
+
+    def _count(self, outcome: str) -> None:
+        self._store.inc("foretick_checkpoints_total", source=self._source.name, outcome=outcome)
 
     async def _commit_offsets(
         self,

@@ -52,9 +52,9 @@ class Witness(EngineObserver):
         self.requests.append(request)
         super().ended(request)
 
-    def speculated(self, drafted: int, accepted: int) -> None:
+    def speculated(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
         self.drafts.update(accepted=accepted, rejected=drafted - accepted)
-        super().speculated(drafted, accepted)
+        super().speculated(cls, drafted, accepted)
 
     def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         kind = how.value.removeprefix("PREEMPTED_").lower()
@@ -136,7 +136,8 @@ def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
         lost = sum(getattr(request, field) for request in witness.requests)
         assert store.value("foretick_lost_tokens_total", kind=kind) == lost
     for outcome, tokens in witness.drafts.items():
-        assert store.value("foretick_draft_tokens_total", outcome=outcome) == tokens
+        found = sum(store.value("foretick_draft_tokens_total", cls=cls, outcome=outcome) for cls in CLASSES)
+        assert found == tokens
 
 
 def test_the_loads_give_nearly_every_reason_and_the_catalogue_lists_them() -> None:

@@ -1,4 +1,4 @@
-"""The Latency dashboard: committed as built, catalogue names only, valid grid, series in real Prometheus."""
+"""The dashboards: committed as built, catalogue names only, valid grid, series in a real Prometheus."""
 
 import asyncio
 import itertools
@@ -12,20 +12,23 @@ import pytest
 import dashboards
 from daemon.api.http_server import HttpServer
 from daemon.supervision import Tasks
-from dashboards import latency
+from dashboards import alerts
+from dashboards.boards import BOARDS
 from dashboards.expressions import STAGE, buckets, gauge, increase, labelled, per_second, quantile
+from dashboards.panels import Board
 from metrics.catalogue import BY_NAME, CLASSES, METRICS, STAGES
 from metrics.export import exposition
 from metrics.store import MetricStore
 from tests.kit.prometheus import check_panels, expressions
 
-FILE = Path(dashboards.__file__).parent / "latency.json"
+FOLDER = Path(dashboards.__file__).parent
 SELECTOR = re.compile(r"(foretick_\w+)(?:\{([^}]*)\})?")
+BOARD = {board.name: json.loads(board.build()) for board in BOARDS}
 
 
-@pytest.fixture(scope="module")
-def dashboard() -> dict[str, Any]:
-    return json.loads(FILE.read_text())
+@pytest.fixture(params=BOARD)
+def board(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return BOARD[request.param]
 
 
 def family(name: str) -> str:
@@ -34,13 +37,14 @@ def family(name: str) -> str:
     return base if base in BY_NAME and BY_NAME[base].kind == "histogram" else name
 
 
-def test_the_committed_file_is_what_the_code_builds():
-    assert FILE.read_text() == latency.build(), "run: foretick dashboards build"
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_the_committed_file_is_what_the_code_builds(board: Board):
+    committed = (FOLDER / f"{board.name}.json").read_text()
+    assert committed == board.build(), "run: foretick dashboards build"
 
 
-def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboard):
-    seen = set()
-    for title, expression in expressions(dashboard):
+def test_every_expression_uses_names_labels_and_values_of_the_catalogue(board):
+    for title, expression in expressions(board):
         found = SELECTOR.findall(expression)
         assert found, f"{title} reads no metric: {expression}"
         # a join has the labels of both sides
@@ -48,48 +52,38 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
         others = joined if "group_left" in expression else set()
         for name, selector in found:
             metric = BY_NAME[family(name)]
-            seen.add(metric.name)
             for label, pattern in re.findall(r'(\w+)=~"([^"]*)"', selector):
-                assert label in metric.labels, title
+                assert label in {*metric.labels, "instance"}, title
                 allowed = metric.values.get(label)
                 assert allowed is None or set(pattern.split("|")) <= set(allowed), title
             for labels in re.findall(r"by \(([^)]*)\)", expression):
                 assert set(labels.split(", ")) <= {*metric.labels, *others, "le"}, title
-    assert seen <= set(BY_NAME)
 
 
-def test_what_the_dashboard_is_for_is_on_it(dashboard):
-    shown = {family(found) for _, e in expressions(dashboard) for found, _ in SELECTOR.findall(e)}
-    assert shown >= {
-        "foretick_stage_seconds",
-        "foretick_staleness_seconds",
-        "foretick_answers_suppressed_total",
-        "foretick_labelled_sets_total",
-        "foretick_ring_dropped_total",
-        "foretick_records_late_total",
-        "foretick_records_malformed_total",
-        "foretick_live_requests",
-        "foretick_waiting_requests",
-        "foretick_pool_blocks",
-        "foretick_wait_seconds_total",
-        "foretick_preemptions_total",
-        "foretick_draft_tokens_total",
-        "foretick_reused_tokens_total",
-        "foretick_lost_tokens_total",
-        "foretick_ttft_seconds",
-        "foretick_scheduler_info",
+def test_every_metric_is_on_a_panel_or_in_an_alert():
+    shown = {
+        family(name)
+        for each in BOARD.values()
+        for _, e in expressions(each)
+        for name, _ in SELECTOR.findall(e)
     }
+    found = alerts.read()
+    shown |= {name for each in found.alerts for name, _ in SELECTOR.findall(found.expression(each))}
+    assert shown == set(BY_NAME)
 
 
-def test_every_session_series_follows_the_session_variable(dashboard):
-    for title, expression in expressions(dashboard):
+def test_every_series_follows_the_variables(board):
+    for title, expression in expressions(board):
         for name, selector in SELECTOR.findall(expression):
-            if "session" in BY_NAME[family(name)].labels:
-                assert 'session=~"$session"' in selector, title
+            labels = BY_NAME[family(name)].labels
+            if "group_left" not in expression or name != "foretick_scheduler_info":
+                assert 'instance=~"$instance"' in selector, title
+            for label in ("session", "tenant"):
+                assert label not in labels or f'{label}=~"${label}"' in selector, title
 
 
-def test_panels_have_their_own_ids_and_do_not_overlap(dashboard):
-    panels = dashboard["panels"]
+def test_panels_have_their_own_ids_and_do_not_overlap(board):
+    panels = board["panels"]
     ids = [panel["id"] for panel in panels]
     assert len(set(ids)) == len(ids)
     taken: dict[tuple[int, int], str] = {}
@@ -101,8 +95,8 @@ def test_panels_have_their_own_ids_and_do_not_overlap(dashboard):
             assert taken.setdefault(cell, panel["title"]) == panel["title"]
 
 
-def test_every_query_of_a_panel_has_its_own_reference_and_the_chosen_data_source(dashboard):
-    for panel in dashboard["panels"]:
+def test_every_query_of_a_panel_has_its_own_reference_and_the_chosen_data_source(board):
+    for panel in board["panels"]:
         targets = panel.get("targets", [])
         assert len({target["refId"] for target in targets}) == len(targets)
         assert all(target["datasource"]["uid"] == "${datasource}" for target in targets)
@@ -146,9 +140,10 @@ def record(store: MetricStore, round_: int) -> None:
 
 
 @pytest.mark.prometheus
-async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_prometheus):
+async def test_every_panel_finds_series_in_a_real_prometheus(start_prometheus):
     labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"], "partition": ["t/0"]}
-    store = MetricStore.local(labels | {"policy": ["klpm"], "eviction": ["cost"]})
+    labels |= {"policy": ["klpm"], "eviction": ["cost"], "tenant": ["desk"], "venue": ["X"]}
+    store = MetricStore.local(labels)
     server = HttpServer(lambda: exposition(store), lambda: [])
     await server.start(Tasks())
     try:
@@ -156,7 +151,8 @@ async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_pr
         for round_ in range(4):
             record(store, round_)
             await asyncio.to_thread(prometheus.wait_for, f"foretick_engine_up == {round_ + 1}")
-        await asyncio.to_thread(prometheus.wait_for_panels, dashboard)
+        for each in BOARD.values():
+            await asyncio.to_thread(prometheus.wait_for_panels, each)
         # The check detects a panel without series and one that is not PromQL.
         broken = {"panels": [{"title": "t", "targets": [{"expr": "foretick_nothing"}]}]}
         assert await asyncio.to_thread(check_panels, prometheus.url, broken) == ["t: foretick_nothing"]

@@ -1,0 +1,54 @@
+"""What is published and kept back, and how far it can be trusted."""
+
+from dashboards.expressions import gauge, increase
+from dashboards.panels import Rows, gauges, rates, series, stacked
+
+
+def rows() -> Rows:
+    """Published, calibrated, and equal to a fresh state's."""
+    return {"Published": _published(), "Confidence": _confidence(), "Carried state": _carried_state()}
+
+
+def _published() -> list[object]:
+    suppressed = "Answers suppressed by publish_when (late, skipped: by a deadline), a second"
+    return [
+        rates("Answers a second", "foretick_answers_total", "session"),
+        stacked(rates(suppressed, "foretick_answers_suppressed_total", "reason")),
+        rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
+        rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
+        rates("OpenAI and Anthropic requests a second, by outcome", "foretick_api_requests_total", "outcome"),
+        gauges("Latest data version", "short", "foretick_data_version", "session"),
+    ]
+
+
+def _confidence() -> list[object]:
+    sets = increase("foretick_labelled_sets_total", "session")
+    covered = increase("foretick_labelled_sets_total", "session", covered="yes")
+    coverage = [
+        (f"{covered} / {sets}", "covered {{session}}"),
+        (gauge("foretick_adapted_coverage", "session"), "asked for {{session}}"),
+    ]
+    return [
+        gauges("Logit gap over that at calibration", "short", "foretick_gap_ratio", "session"),
+        rates("Choice sets a second, by size", "foretick_choice_sets_total", "size"),
+        rates("Labels a second, by outcome", "foretick_labels_total", "outcome"),
+        series("Choice sets that have their label, in this range", "percentunit", *coverage),
+    ]
+
+
+def _carried_state() -> list[object]:
+    agreements = increase("foretick_divergence_agreements_total", "session")
+    samples = increase("foretick_divergence_samples_total", "session")
+    same = f"{agreements} / {samples}", "{{session}}"
+    refreshed = [
+        (increase("foretick_refreshes_total", "session"), "{{session}}"),
+        (increase("foretick_refresh_failures_total", "session"), "failed {{session}}"),
+        (increase("foretick_refresh_restarts_total"), "restarted"),
+    ]
+    divergence = "KL(fresh || carried) of the next token, nats"
+    return [
+        series("Share of answers equal from a fresh state, in this range", "percentunit", same),
+        gauges(divergence, "short", "foretick_divergence_kl_nats", "session"),
+        series("Refreshed windows, in this range", "short", *refreshed),
+        gauges("Bars in neither window nor rollup", "short", "foretick_rollup_missing_bars", "session"),
+    ]
