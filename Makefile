@@ -17,7 +17,7 @@ SECONDS_TO_FUZZ ?= 600
 # Tests that need neither PyTorch nor a broker nor a browser; tests/kit/unit.py skips what does.
 UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemon/config daemon/gateway)
 
-.PHONY: run test rescale unit one coverage kernels fuzz lint format lock clean
+.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo
@@ -51,6 +51,10 @@ kernels: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_TO_FUZZ)
+
+# The pages of docs/ as a site, in .cache/site.
+site: $(STAMP)
+	$(BIN)/mkdocs build --quiet
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
