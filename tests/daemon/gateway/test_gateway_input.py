@@ -64,7 +64,9 @@ class Rig(SourceEvents):
         exactly_once: bool = False,
     ) -> None:
         super().__init__()
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
+        store = self.store = MetricStore.local(
+            {"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]}
+        )
         self.log = Log(points)
         self.log.again = again
         self.progress = ProgressStore(store, directory, address)
@@ -266,6 +268,9 @@ async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None
     assert await rig.commit()
     assert await rig.commit()
     assert rig.sent[1:] == [protocol.NoteProgress({"aaa": newer})]
+    outcomes = ("done", "failed")
+    counted = [rig.store.value("foretick_checkpoints_total", source="kafka", outcome=o) for o in outcomes]
+    assert counted == [3, 1]
     rig.input.engine_ready({})
     assert rig.sent[2:] == [protocol.NoteProgress({"aaa": newer})]
 

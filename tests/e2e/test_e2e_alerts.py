@@ -1,0 +1,161 @@
+"""Faults of a running daemon, and the alerts that a real Prometheus raises: each its own, and no other.
+
+Prometheus reads the committed rules with windows a sixtieth as long, so ten minutes are ten seconds.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from dashboards import alerts
+from feeds.kafka_client import quiet_client_log
+from feeds.mock_broker import MockBroker
+from tests.kit import SECOND, trade, until_slowly
+from tests.kit.daemon import Daemon, Topics, kafka_toml
+from tests.kit.prometheus import PrometheusServer
+
+FASTER = 60
+SETTLE_S = 14.0
+"""Until a fault is out of all windows that saw it."""
+TABLES = {
+    "source": 'sequence = "symbol"',
+    "bars": 'interval = "250ms"',
+    "flash": "every_bar = false",
+}
+PATTERN = """
+[[sessions]]
+match = "V:P*"
+max_sessions = 1
+price_decimals = 2
+"""
+
+
+class Market:
+    """Trades of the present, ten a second and symbol, while the block lasts."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._numbers = {symbol: count(1) for symbol in ("V:AAA", "V:BBB", "V:PA", "V:PB")}
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator["Market"]:
+        task = asyncio.create_task(self._run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def send(
+        self, symbol: str = "V:AAA", n: int = 1, *, ahead_s: float = 0, skip: int = 0, **more: object
+    ) -> None:
+        """Trades stamped so many seconds ahead of now, after leaving out ``skip`` numbers."""
+        numbers = self._numbers[symbol]
+        for _ in range(skip):
+            next(numbers)
+        now = time.time_ns()
+        more = {"ts_recv": now, **more}
+        moments = [now + int(ahead_s * SECOND) + i for i in range(n)]
+        await self._topics.produce(
+            [(symbol, trade(symbol, each, "100.25", **more, seq=next(numbers))) for each in moments]
+        )
+
+    async def _run(self) -> None:
+        while True:
+            for symbol in ("V:AAA", "V:BBB", "V:PA"):
+                # a broker that is down holds its records back, and nothing else
+                with contextlib.suppress(TimeoutError):
+                    await self.send(symbol)
+            await asyncio.sleep(0.1)
+
+
+class Bench:
+    """A daemon, its broker and a Prometheus that watches it."""
+
+    def __init__(self, daemon: Daemon, broker: MockBroker, topics: Topics, market: Market) -> None:
+        self.daemon, self.broker, self.topics, self.market = daemon, broker, topics, market
+
+    def stop_gateway(self) -> None:
+        self.daemon.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.daemon.signal(signal.SIGCONT)
+
+    def kill_engine(self) -> None:
+        engine = self.daemon.engine()
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+
+    def reload(self, config: str) -> None:
+        self.daemon.configure(config)
+        self.daemon.signal(signal.SIGHUP)
+
+
+async def fires(prometheus: PrometheusServer, *expected: str) -> None:
+    """Wait until each of these has fired, and then none does; fails where another one does."""
+    seen: set[str] = set()
+
+    def look() -> bool:
+        seen.update(found := prometheus.firing())
+        assert seen <= set(expected), f"{seen - set(expected)} fires, expected {expected}"
+        return seen == set(expected) and not found
+
+    await until_slowly(look, 90, f"{expected} to fire, so far {seen}")
+
+
+@pytest.mark.prometheus
+async def test_each_fault_of_a_daemon_raises_its_own_alert(
+    tmp_path: Path, start_prometheus: Callable[..., PrometheusServer]
+) -> None:
+    quiet_client_log()
+    rules = alerts.prometheus(alerts.read(), FASTER)
+    with MockBroker() as broker:
+        for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
+            broker.create_topic(topic)
+        config = kafka_toml(broker.bootstrap, more=TABLES) + PATTERN
+        with Daemon(tmp_path, config) as daemon:
+            async with (
+                Topics(broker.bootstrap, "md.trades.v1", "answers.v1") as topics,
+                Market(topics).open() as market,
+            ):
+                await daemon.ready()
+                await asyncio.sleep(SETTLE_S)
+                prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{daemon.http_port}", rules)
+                await asyncio.to_thread(prometheus.wait_for, "rate(foretick_answers_total[5s]) > 0")
+                await _faults(Bench(daemon, broker, topics, market), prometheus, config)
+
+
+async def _faults(bench: Bench, prometheus: PrometheusServer, config: str) -> None:
+    market = bench.market
+    await bench.topics.produce([("V:AAA", b"{")])
+    await fires(prometheus, "ForetickDeadLetters")
+    await market.send(skip=3)
+    await fires(prometheus, "ForetickFeedGap")
+    await market.send(n=20, size="0")
+    await fires(prometheus, "ForetickFeedFaults")
+    await market.send(n=20, ahead_s=0.2)
+    await fires(prometheus, "ForetickClockSkewed")
+    await market.send(n=30, ahead_s=-30)
+    await fires(prometheus, "ForetickRecordsLate")
+    await market.send("V:PB", 3)
+    await fires(prometheus, "ForetickSymbolsRefused")
+    bench.reload(config + "\n[nothing]\nof = 1\n")
+    await fires(prometheus, "ForetickConfigurationRefused")
+    bench.reload(config)
+    bench.kill_engine()
+    await fires(prometheus, "ForetickEngineDown", "ForetickEngineRestarted")
+    bench.broker.set_down()
+    await until_slowly(lambda: "ForetickSourceDown" in prometheus.firing(), 60)
+    bench.broker.set_up()
+    await fires(prometheus, "ForetickSourceDown")
+    bench.stop_gateway()
+    await until_slowly(lambda: "ForetickDown" in prometheus.firing(), 60)
+    bench.go_on()
+    await fires(prometheus, "ForetickDown")
