@@ -26,6 +26,7 @@ from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
 from daemon.api.websocket import MESSAGE_BYTES
 from daemon.supervision import Tasks
+from support.inherited_sockets import inherited_socket
 
 NAME = "http server"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -98,9 +99,15 @@ class HttpServer:
         self.port = 0
 
     async def start(self, tasks: Tasks) -> None:
-        """Bind, serve as one of ``tasks``, and set `port`. Raises OSError when the bind fails."""
+        """Bind, serve as one of ``tasks``, and set `port`. Raises OSError when the bind fails.
+
+        Where the service manager passes a socket by the name `http`, that is it, whatever host and port say.
+        """
         # Bind here: uvicorn would exit the process on failure.
-        self._listener = _bind(self._host, self._asked_port)
+        passed = inherited_socket("http")
+        self._listener = (
+            _bind(self._host, self._asked_port) if passed is None else socket.socket(fileno=passed)
+        )
         allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
         # the kernel cuts a connection whose client reads nothing

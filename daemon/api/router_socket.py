@@ -9,6 +9,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from daemon.api.auth import Access
 from feeds.curve import Keys
+from support.inherited_sockets import inherited_socket
 
 # libzmq closes the connection when a frame exceeds the limit by this much, without reading it into
 # memory. Shorter ones get an error that says why.
@@ -53,7 +54,10 @@ class RouterSocket:
         self._watching: asyncio.Task[None] | None = None
 
     async def bind(self) -> None:
-        """Raises OSError when the address cannot be bound."""
+        """Raises OSError when the address cannot be bound.
+
+        Where the service manager passes a socket by the name `query`, that is it, whatever the endpoint says.
+        """
         self._context = zmq.asyncio.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
         if self._keys is not None:
@@ -68,6 +72,8 @@ class RouterSocket:
             (zmq.HEARTBEAT_TIMEOUT, _GONE_MS),
         ):
             socket.setsockopt(option, value)
+        if (passed := inherited_socket("query")) is not None:
+            socket.setsockopt(zmq.USE_FD, passed)
         try:
             socket.bind(self.endpoint)
         except zmq.ZMQError as error:

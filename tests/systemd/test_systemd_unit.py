@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.load import load_config
+from daemon.config.schema import HttpConfig
 from feeds.durations import parse_duration
 from tests.kit.programs import need
 
@@ -52,6 +53,18 @@ def installed(folder: Path, text: str, name: str = UNIT.name) -> str:
 def test_systemd_understands_every_line(analyze, tmp_path, unit):
     # It exits 0 even on keys it does not know: only its silence counts.
     assert run(analyze, "verify", installed(tmp_path, unit.read_text(), unit.name)).stderr == ""
+
+
+@pytest.mark.parametrize(("name", "port"), [("http", HttpConfig().port), ("query", 7801)])
+def test_sockets_are_those_of_the_defaults_and_start_the_daemon(analyze, tmp_path, name, port):
+    unit = FOLDER / f"foretick-{name}.socket"
+    found = settings("Socket", unit)
+    assert found["FileDescriptorName"] == [name]
+    assert found["ListenStream"] == [f"127.0.0.1:{port}"]
+    assert found["Service"] == [UNIT.name]
+    installed(tmp_path, UNIT.read_text())
+    (tmp_path / unit.name).write_text(unit.read_text())
+    assert run(analyze, "verify", str(tmp_path / unit.name)).stderr == ""
 
 
 def test_the_silence_above_means_something(analyze, tmp_path):

@@ -19,7 +19,7 @@ EXPIRY = "foretick_certificate_expiry_timestamp_seconds"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an authority for nine days, and one that it signed for three, alone and in front of its authority's."""
+    """Of an authority for nine days; one that it signed for three, by itself and before its authority's."""
     folder = tmp_path_factory.mktemp("tls")
     new = [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
     authority = ["-days", "9", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"]
