@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "Show what a published answer saw: records, tokens, settings.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "feed": "Test which faults of a feed are found, in your own recording.",
+    "history": "Write published answers as a table: CSV, JSON lines, Parquet.",
     "init": "Write a format and a configuration for a file, a topic or a stream.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",

@@ -1,0 +1,147 @@
+"""Published answers of a topic as rows of a table: a line each, in CSV, JSON lines or Parquet."""
+
+import csv
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from daemon.audit.broker import Broker
+from feeds.codec import decode_message
+from feeds.market_data import Answer
+
+COLUMNS = (
+    "as_of", "session", "symbol", "question", "data_version", "text", "value", "choice", "probability",
+    "choice_set", "logit_gap", "flags", "model", "model_revision", "published_at", "staleness_ns",
+    "answer_id", "epoch", "sequence",
+)  # fmt: skip
+"""Members of an answer, in the order of the table's columns; times are ns since 1970."""
+_TEXT_LISTS = ("choice_set", "flags")
+_CHUNK = 10_000
+_APART_NS = 60_000_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which answers: of these sessions and questions (all where empty), by the time of their data, ns."""
+
+    sessions: frozenset[str] = frozenset()
+    questions: frozenset[str] = frozenset()
+    since_ns: int = 0
+    until_ns: int = 2**63 - 1
+
+    def has(self, answer: Answer) -> bool:
+        """Whether it is one of them."""
+        return (
+            self.since_ns <= answer.as_of < self.until_ns
+            and (not self.sessions or answer.session in self.sessions)
+            and (not self.questions or answer.question in self.questions)
+        )
+
+
+async def published(broker: Broker, topic: str, wanted: Wanted) -> AsyncGenerator[Answer, None]:
+    """The answers of a topic, partition by partition; one that was published again comes once.
+
+    An answer is published after its data, so reading begins where the topic's clock says ``since_ns``, and a
+    minute before, for clocks that are apart. Raises BrokerError, OffsetsGone.
+    """
+    seen = set[str]()
+    async with broker.reader() as reader:
+        for partition, span in (await reader.spans([topic])).items():
+            first: int | None = span.start
+            if wanted.since_ns:
+                first = await reader.offset_at(partition, wanted.since_ns - _APART_NS)
+            if first is None:
+                continue
+            async for batch in reader.read(partition, range(first, span.stop)):
+                for record in batch:
+                    try:
+                        message = decode_message(record.payload)
+                    except ValueError:
+                        continue
+                    if not isinstance(message, Answer) or not wanted.has(message):
+                        continue
+                    if message.answer_id not in seen:
+                        seen.add(message.answer_id)
+                        yield message
+
+
+def row_of(answer: Answer) -> Row:
+    """An answer's members by column."""
+    return {name: getattr(answer, name) for name in COLUMNS}
+
+
+@contextmanager
+def csv_writer(file: IO[str]) -> Iterator[Callable[[Row], None]]:
+    """Rows as lines under a header; lists joined by a space, what is unknown empty."""
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+
+    def write(row: Row) -> None:
+        plain = {name: " ".join(row[name] or ()) for name in _TEXT_LISTS}
+        writer.writerow([({**row, **plain})[name] for name in COLUMNS])
+
+    yield write
+
+
+@contextmanager
+def json_writer(file: IO[str]) -> Iterator[Callable[[Row], None]]:
+    """Rows as JSON objects, a line each."""
+    encoder = msgspec.json.Encoder()
+    yield lambda row: print(encoder.encode(row).decode(), file=file)
+
+
+@contextmanager
+def parquet_writer(path: Path) -> Iterator[Callable[[Row], None]]:
+    """Rows in a Parquet file, 10,000 a group. Raises ModuleNotFoundError without pyarrow."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    texts = (
+        "session",
+        "symbol",
+        "question",
+        "text",
+        "value",
+        "choice",
+        "model",
+        "model_revision",
+        "answer_id",
+    )
+    reals = ("probability", "logit_gap")
+    kinds = {
+        **dict.fromkeys(COLUMNS, pa.int64()),
+        **dict.fromkeys(texts, pa.string()),
+        **dict.fromkeys(reals, pa.float64()),
+        **dict.fromkeys(_TEXT_LISTS, pa.list_(pa.string())),
+        **dict.fromkeys(("as_of", "published_at"), pa.timestamp("ns", "UTC")),
+    }
+    schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
+    waiting: list[Row] = []
+    with ParquetWriter(path, schema) as file:
+
+        def flush() -> None:
+            file.write_table(pa.Table.from_pylist(waiting, schema))
+            waiting.clear()
+
+        def write(row: Row) -> None:
+            waiting.append(row)
+            if len(waiting) == _CHUNK:
+                flush()
+
+        yield write
+        if waiting:
+            flush()
+
+
+WRITERS: dict[str, Callable[..., Any]] = {
+    ".csv": csv_writer,
+    ".jsonl": json_writer,
+    ".parquet": parquet_writer,
+}
+"""By the file's suffix."""
