@@ -48,8 +48,13 @@ def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
     """Check model, questions, connectors and sockets of a valid configuration, for ``group`` daemons."""
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
-    in_group = partial(_model, group=group), _connectors, partial(_partitions, group=group)
-    for check in (_cores, *in_group, _access, _sockets):
+    yield from findings(config, group)
+
+
+def findings(config: Config, group: int = 1, *, running: bool = False) -> Iterator[Finding]:
+    """The same without warnings. ``running``: a daemon has loaded the model and bound the sockets."""
+    in_use = () if running else (partial(_model, group=group), _sockets)
+    for check in (_cores, *in_use[:1], _connectors, partial(_partitions, group=group), _access, *in_use[1:]):
         try:
             yield from check(config)
         except SettingError as error:

@@ -16,6 +16,8 @@ COMMANDS = {
     "dashboards": "Grafana dashboards as code.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "dlq": "List, show and send again what ended in the DLQ.",
+    "doctor": "Look at machine, brokers, files and daemon: verdicts and next steps.",
+    "dump": "Write a support bundle, without secrets.",
     "evaluate": "Score a model's answers against computed labels.",
     "explain": "Show what a published answer saw: records, tokens, settings.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",

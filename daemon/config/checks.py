@@ -67,7 +67,7 @@ def exposure_warnings(config: Config) -> list[ConfigProblem]:
     return [
         ConfigProblem(key, f"{host} is not a loopback address: {why}")
         for key, host, why in found
-        if not _is_loopback(host)
+        if not is_loopback(host)
     ]
 
 
@@ -91,7 +91,8 @@ def _tcp_host(endpoint: str) -> str:
     return match[1].strip("[]") if match else ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -436,7 +437,7 @@ def _access(config: Config) -> Iterator[KeyProblem]:
     keyed, query = bool(config.tenants.file), config.query
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(query.endpoint)}
     for key, host in bound.items():
-        if host and not keyed and not _is_loopback(host):
+        if host and not keyed and not is_loopback(host):
             why = "clients of other machines need keys: name a tenants file (tenants.file)"
             yield key, f"{host} is not a loopback address, and {why}"
     if keyed and query.endpoint and not query.secret_key_file:

@@ -35,6 +35,7 @@ OPTIONAL = frozenset(
         *("uname", "file"),  # Python's `platform`
         "fc-list",  # matplotlib, which looks for fonts once
         *("ldconfig", "gcc", "cc", "ld", "objdump"),  # its `ctypes.util`
+        *("nvidia-smi", "journalctl"),  # of `foretick doctor`
         "nvcc",  # torch.compile, which asks for its version
         *("ip", "ifconfig", "arp"),  # its `uuid`
     )

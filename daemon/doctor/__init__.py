@@ -1,0 +1,1 @@
+"""What `foretick doctor` looks at: facts are gathered apart from the judgement on them."""

@@ -1,0 +1,82 @@
+"""Secrets are removed from what leaves the machine: the configuration's own, and those in files it names."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from daemon.config.schema import Config
+from daemon.doctor.leaves import named
+
+REMOVED = "[removed]"
+SECRET_FILES = (
+    *("secret_key_file", "key_file", "tls_key_file", "credentials_file", "token_file", "headers_file"),
+)
+"""Keys whose files hold secrets; the tenants file has hashes of keys, which are removed, too."""
+PUBLIC_FILES = (
+    *("ca_file", "certificate_file", "tls_certificate_file", "server_key_file", "client_key_files"),
+    "instruments_file",
+)
+"""Keys whose files hold none."""
+MIN_SECRET = 4
+"""Characters of a secret that is looked for: a shorter one would match everywhere."""
+_KEY = re.compile(r"[A-Za-z0-9+/=_.:-]{16,}")
+_ASSIGNED = re.compile(
+    r"(?i)\b(authorization|bearer|basic|password|passwd|secret|token|api[-_]?key)"
+    r"""("?\s*[:=]\s*"?|\s+)(?:(?:bearer|basic)\s+)?[^\s"',;&]{4,}"""
+)
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@\"']+@")
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Replaces ``secrets`` wherever they stand, and what looks like one."""
+
+    secrets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config) -> "Redactor":
+        """The secrets of a configuration, the longest first, for one may begin another."""
+        found = {secret for secret in _secrets_of(config) if len(secret) >= MIN_SECRET}
+        return cls(tuple(sorted(found, key=len, reverse=True)))
+
+    def clean(self, value: Any) -> Any:
+        """A text, or the texts in dicts, lists and tuples, without them."""
+        if isinstance(value, str):
+            for secret in self.secrets:
+                value = value.replace(secret, REMOVED)
+            return _USERINFO.sub(rf"\1{REMOVED}@", _ASSIGNED.sub(rf"\1\2{REMOVED}", value))
+        if isinstance(value, Mapping):
+            return {self.clean(name): self.clean(each) for name, each in value.items()}
+        return [self.clean(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _secrets_of(config: Config) -> Iterator[str]:
+    for key, path in named(config, *SECRET_FILES):
+        yield from _in_file(key, path)
+    if config.tenants.file:
+        yield from _KEY.findall("\n".join(_lines(config.tenants.file)))
+    for _, message in named(config, "subscribe"):  # it may log in
+        yield from (message, *_KEY.findall(message))
+    for _, url in named(config, "url", "proxy"):
+        parts = urlsplit(url)
+        for each in (parts.username or "", parts.password or ""):
+            yield from (each, unquote(each))
+        yield from (parts.query, *(value for _, value in parse_qsl(parts.query)))
+
+
+def _in_file(key: str, path: str) -> Iterator[str]:
+    # a user's name is no secret, and may be any word
+    for line in _lines(path)[1:] if key.endswith("credentials_file") else _lines(path):
+        value = line.partition(":")[2].strip() if key.endswith("headers_file") else line
+        yield from (line, value, value.rpartition(" ")[2])
+
+
+def _lines(path: str) -> list[str]:
+    """None of a file that this user cannot read, and so cannot show."""
+    try:
+        return [line.strip() for line in Path(path).read_text("utf-8", "replace").splitlines()]
+    except OSError:
+        return []
