@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from daemon.cli.options import EXIT_FAILED, config_option, read_config, set_opti
 from daemon.config.schema import Config, LogConfig
 from daemon.doctor.diagnosis import Diagnosis, Verdict, fine
 from daemon.doctor.examination import Facts, gather, judge
+from daemon.doctor.redaction import Redactor
 from daemon.logs import set_up_logging
 
 SHOWN: dict[Verdict, str] = {
@@ -54,10 +55,11 @@ def command(config_path: Path, settings: tuple[str, ...], unit: str, as_json: bo
 
 
 def examine(config: Config, unit: str) -> tuple[Facts, list[Diagnosis]]:
-    """All that can be seen, and what to think of it."""
+    """All that can be seen, and what to think of it, without secrets."""
     set_up_logging(LogConfig(level="error"), "doctor")
-    facts = gather(config, unit)
-    return facts, [*judge(facts, config, datetime.now(UTC)), *_checked(config, facts.daemon.running)]
+    facts, redactor = gather(config, unit), Redactor.of(config)
+    found = [*judge(facts, config, datetime.now(UTC)), *_checked(config, facts.daemon.running)]
+    return facts, [replace(each, seen=redactor.clean(each.seen)) for each in found]
 
 
 def shown(diagnosis: Diagnosis) -> str:

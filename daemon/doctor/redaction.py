@@ -1,11 +1,12 @@
 """Secrets are removed from what leaves the machine: the configuration's own, and those in files it names."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from daemon.config.schema import Config
 from daemon.doctor.leaves import named
@@ -23,10 +24,12 @@ PUBLIC_FILES = (
 MIN_SECRET = 4
 """Characters of a secret that is looked for: a shorter one would match everywhere."""
 _KEY = re.compile(r"[A-Za-z0-9+/=_.:-]{16,}")
+_SECRET_NAME = re.compile(r"(?i)key|token|secret|sign|auth|pass")
 _ASSIGNED = re.compile(
-    r"(?i)\b(authorization|bearer|basic|password|passwd|secret|token|api[-_]?key)"
-    r"""("?\s*[:=]\s*"?|\s+)(?:(?:bearer|basic)\s+)?[^\s"',;&]{4,}"""
+    r"(?i)\b(authorization|password|passwd|secret|token|api[-_]?key)"
+    r"""("?\s*[:=]\s*"?)(?:(?:bearer|basic)\s+)?[^\s"',;&]{4,}"""
 )
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=_.~-]{8,}")
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@\"']+@")
 
 
@@ -40,14 +43,17 @@ class Redactor:
     def of(cls, config: Config) -> "Redactor":
         """The secrets of a configuration, the longest first, for one may begin another."""
         found = {secret for secret in _secrets_of(config) if len(secret) >= MIN_SECRET}
-        return cls(tuple(sorted(found, key=len, reverse=True)))
+        # also as a log in JSON and a URL have them
+        forms = {form for each in found for form in (each, json.dumps(each)[1:-1], quote(each, safe=""))}
+        return cls(tuple(sorted(forms, key=len, reverse=True)))
 
     def clean(self, value: Any) -> Any:
         """A text, or the texts in dicts, lists and tuples, without them."""
         if isinstance(value, str):
             for secret in self.secrets:
                 value = value.replace(secret, REMOVED)
-            return _USERINFO.sub(rf"\1{REMOVED}@", _ASSIGNED.sub(rf"\1\2{REMOVED}", value))
+            value = _SCHEME.sub(rf"\1 {REMOVED}", _ASSIGNED.sub(rf"\1\2{REMOVED}", value))
+            return _USERINFO.sub(rf"\1{REMOVED}@", value)
         if isinstance(value, Mapping):
             return {self.clean(name): self.clean(each) for name, each in value.items()}
         return [self.clean(each) for each in value] if isinstance(value, list | tuple) else value
@@ -62,9 +68,10 @@ def _secrets_of(config: Config) -> Iterator[str]:
         yield from (message, *_KEY.findall(message))
     for _, url in named(config, "url", "proxy"):
         parts = urlsplit(url)
-        for each in (parts.username or "", parts.password or ""):
-            yield from (each, unquote(each))
-        yield from (parts.query, *(value for _, value in parse_qsl(parts.query)))
+        login = parts.password or parts.username or ""  # a name alone is a token
+        values = parse_qsl(parts.query)
+        yield from (login, unquote(login), parts.query)
+        yield from (value for name, value in values if _SECRET_NAME.search(name) or _KEY.fullmatch(value))
 
 
 def _in_file(key: str, path: str) -> Iterator[str]:

@@ -55,20 +55,20 @@ class Daemon:
 
 def http_fetch(config: Config) -> Fetch:
     """Of the configured HTTP port, without a proxy; HTTPS is trusted by its own certificate."""
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if config.http.tls_certificate_file:
-        context = ssl.create_default_context()
-        context.check_hostname = False  # it is of the public name, and this is the machine itself
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.load_verify_locations(config.http.tls_certificate_file)
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    opener = urllib.request.build_opener(*handlers)
     host = EVERYWHERE.get(config.http.host, config.http.host)
     where = f"{f'[{host}]' if ':' in host else host}:{config.http.port}"
 
     def fetch(path: str) -> tuple[int, bytes]:
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if config.http.tls_certificate_file:
+            context = ssl.create_default_context()
+            context.check_hostname = False  # it is of the public name, and this is the machine itself
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(config.http.tls_certificate_file)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        scheme = "https" if config.http.tls_certificate_file else "http"
+        opener = urllib.request.build_opener(*handlers)
         try:
-            scheme = "https" if config.http.tls_certificate_file else "http"
             with opener.open(f"{scheme}://{where}{path}", timeout=PATIENCE_S) as reply:
                 return int(reply.status), reply.read()
         except urllib.error.HTTPError as error:
@@ -106,8 +106,7 @@ def read_daemon(
             tuple(ready["reasons"]),
         )
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        return Daemon("foreign" if isinstance(reason, ssl.SSLError) else "absent", str(reason))
+        return Daemon("absent", str(getattr(error, "reason", error)))
     except (ValueError, LookupError, TypeError):
         return Daemon("foreign", "what answers there is no Foretick daemon")
     try:
@@ -138,7 +137,11 @@ def judge_daemon(daemon: Daemon, config: Config) -> Iterator[Diagnosis]:
     """How the daemon is, by what it says."""
     where = f"{config.http.host}:{config.http.port}"
     if daemon.status == "absent":
-        yield skipped("daemon", f"not running at {where}: {daemon.seen}", "start it (`foretick run`)")
+        yield skipped(
+            "daemon",
+            f"not running, or not to be reached at {where}: {daemon.seen}",
+            "start it (`foretick run`)",
+        )
         return
     if daemon.status == "foreign":
         yield Diagnosis(

@@ -1,4 +1,4 @@
-"""`foretick doctor` on certificates: their dates are read from real ones, and judged by a clock that is passed in."""
+"""`foretick doctor` on certificates: dates of real ones, judged by a clock that is passed in."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,16 @@ def certificate(folder: Path, name: str, days: int) -> Path:
     """A certificate of this many days from now on, in PEM."""
     path = folder / name
     new = [need("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    named = ["-days", str(days), "-subj", "/CN=a name/O=of some length", "-keyout", f"{path}.key", "-out", str(path)]
+    named = [
+        "-days",
+        str(days),
+        "-subj",
+        "/CN=a name/O=of some length",
+        "-keyout",
+        f"{path}.key",
+        "-out",
+        str(path),
+    ]
     subprocess.run([*new, *named], check=True, capture_output=True)
     return path
 

@@ -1,5 +1,6 @@
-"""The rules by which `foretick doctor` judges metrics, and that the catalogue and the pages know what they name."""
+"""The rules by which `foretick doctor` judges metrics; the catalogue and the pages know what they name."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,16 @@ def test_rules_name_metrics_and_labels_of_the_catalogue(rule: Rule) -> None:
     assert (rule.worry == "rises") <= (BY_NAME[f"foretick_{rule.metric}"].kind != "histogram")
 
 
-@pytest.mark.parametrize("guide", sorted({r.step[1] for r in RULES} | {each[-1] for each in SMELLS}))
+WRITTEN = {
+    guide
+    for module in (ROOT / "daemon" / "doctor").glob("*.py")
+    for guide in re.findall(r'"([a-z-]+\.md(?:#[a-z-]+)?)"', module.read_text())
+}
+
+
+@pytest.mark.parametrize(
+    "guide", sorted({r.step[1] for r in RULES} | {each[-1] for each in SMELLS} | WRITTEN)
+)
 def test_guides_lead_to_sections_that_exist(guide: str) -> None:
     page, _, anchor = guide.partition("#")
     text = (ROOT / "docs" / page).read_text()
@@ -76,7 +86,11 @@ def test_shares_are_of_the_whole_and_unknown_while_it_is_0() -> None:
 
 def test_a_gap_that_is_not_known_yet_is_not_low() -> None:
     (low,) = (each for each in RULES if each.worry == "low")
-    assert [judge_rule(low, {}, series("gap_ratio", v, session="a")) is None for v in (0, 0.5, 1)] == [1, 0, 1]
+    assert [judge_rule(low, {}, series("gap_ratio", v, session="a")) is None for v in (0, 0.5, 1)] == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_only_the_first_series_are_named_and_others_counted() -> None:
