@@ -22,7 +22,7 @@ Role = Literal["input", "progress", "output"]
 Connector = KafkaSourceConnector | KafkaSinkConnector
 UNKNOWN_TOPIC = 3
 MAX_AHEAD_S = 1.0
-UNDESCRIBED = ": the broker does not describe it"
+REFUSED = " is not described: "
 _CONNECT_S = 10.0
 _ERRORS = (KafkaError, OSError, TimeoutError, AttributeError, ValueError)
 """As in `feeds.kafka_progress`: also what aiokafka raises where a broker lacks a request."""
@@ -118,9 +118,9 @@ async def _group(admin: Any, name: str) -> str:
     try:
         (reply,) = await admin.describe_consumer_groups([name])
         code, _, state, _, _, members, *_ = reply.groups[0]
-    except _ERRORS:
-        return f"{name}{UNDESCRIBED}"
-    return f"{name}: {for_code(code).__name__}" if code else f"{name}: {state}, {len(members)} members"
+    except _ERRORS as error:
+        return f"{name}{REFUSED}{type(error).__name__}"
+    return f"{name}{REFUSED}{for_code(code).__name__}" if code else f"{name}: {state}, {len(members)} members"
 
 
 async def _newest(settings: Mapping[str, Any], topic: Topic) -> Topic:
@@ -152,8 +152,7 @@ def judge_cluster(cluster: Cluster, held_ns: int, now: datetime) -> Iterator[Dia
             f"{here}.group", "problem", cluster.group, "grant READ on the group (kafka-acls)", _ACL
         )
     elif cluster.group:
-        unknown = cluster.group.endswith(UNDESCRIBED)
-        yield skipped(f"{here}.group", cluster.group) if unknown else fine(f"{here}.group", cluster.group)
+        yield (skipped if REFUSED in cluster.group else fine)(f"{here}.group", cluster.group)
     if any(topic.role == "output" for topic in cluster.topics):
         yield skipped(f"{here}.write", "whether this login may write is not tried: it would leave a record")
 

@@ -32,8 +32,10 @@ OpenClient = Callable[[Config], QueryClient]
 
 @dataclass(frozen=True)
 class Daemon:
-    """``status``: absent where nothing answers, foreign where something else does. ``refused``: why sessions
-    and metrics are not known. ``before``, ``after``: two scrapes; ``exposition``: the text of the newer one.
+    """``status``: absent where nothing answers, foreign where something else does. ``ready``: also a standby.
+
+    ``before``, ``after``: two scrapes; ``exposition``: the text of the newer one. ``refused``: why these, or
+    the sessions, are not known.
     """
 
     status: Literal["absent", "alive", "stuck", "foreign"]
@@ -102,7 +104,7 @@ def read_daemon(
         daemon = Daemon(
             "stuck" if alive["status"] == "stuck" else "alive",
             f"/healthz {code}, /readyz {ready['status']}",
-            ready["status"] == "ready",
+            ready["status"] in ("ready", "standby"),
             tuple(ready["reasons"]),
         )
     except OSError as error:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
     IncompatibleBrokerVersion,
     TopicAuthorizationFailedError,
 )
@@ -113,6 +115,8 @@ class FakeAdmin:
 
     async def describe_consumer_groups(self, names: list[str]) -> list[Any]:
         code = self._refused.get("group", 0)
+        if isinstance(code, Exception):
+            raise code
         return [SimpleNamespace(groups=[(code, names[0], "Stable", "consumer", "range", [(), ()])])]
 
 
@@ -143,13 +147,22 @@ async def test_settings_that_may_not_be_seen_are_skipped_and_named(refused: Any)
     assert (TopicAuthorizationFailedError.__name__ in settings.seen) == (refused == 29)
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(0, "ok"), (30, "problem")])
-async def test_a_group_that_this_login_may_not_see_is_a_problem(code: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (0, "ok"),
+        (30, "problem"),
+        (GroupAuthorizationFailedError(), "problem"),
+        (GroupCoordinatorNotAvailableError(), "skipped"),
+    ],
+)
+async def test_a_group_that_this_login_may_not_see_is_a_problem(code: Any, verdict: Verdict) -> None:
     source = KafkaSourceConnector("127.0.0.1:1", topics=("lost",))
     found = await read_cluster("source.kafka", source, lambda **settings: FakeAdmin({"group": code}))
     (group,) = (each for each in judge_cluster(found, 0, NOW) if each.check == "source.kafka.group")
     assert group.verdict == verdict
-    assert ("Stable, 2 members" if not code else GroupAuthorizationFailedError.__name__) in group.seen
+    assert ("Stable, 2 members" in group.seen) == (code == 0)
+    assert ("GroupAuthorizationFailedError" in group.seen) == (verdict == "problem")
 
 
 async def test_a_broker_that_is_away_and_a_login_without_its_file_are_problems() -> None:
@@ -201,7 +214,10 @@ async def test_a_real_broker_tells_retention_compaction_and_its_clock(real_kafka
     source = KafkaSourceConnector(
         real_kafka.bootstrap, topics=(name,), group=name, progress_topic=f"{name}.p"
     )
+    member = AIOKafkaConsumer(name, bootstrap_servers=real_kafka.bootstrap, group_id=name)
+    await member.start()
     found = list(judge_cluster(await read_cluster("source.kafka", source), HOUR_NS, datetime.now(UTC)))
+    await member.stop()
     here = f"source.kafka[{name}]"
     assert {each.check: each.verdict for each in found} == {
         "source.kafka": "ok",
@@ -214,3 +230,4 @@ async def test_a_real_broker_tells_retention_compaction_and_its_clock(real_kafka
         "source.kafka.group": "ok",
     }
     assert any("the broker's clock" in each.seen for each in found)
+    assert found[-1].seen == f"{name}: Stable, 1 members"

@@ -10,6 +10,9 @@ from msgspec import structs
 
 from daemon.api.messages import HelloReply, QueryError, SessionInfo, SessionsReply, StatsReply
 from daemon.config.schema import UNTRAINED, Config, HttpConfig, ModelConfig, QueryConfig, SessionConfig
+from daemon.doctor.bundle import members_of
+from daemon.doctor.examination import Facts
+from daemon.doctor.machine import Machine
 from daemon.doctor.running import (
     Daemon,
     Fetch,
@@ -88,6 +91,13 @@ def test_reasons_why_it_is_not_ready_are_problems_of_their_own() -> None:
     assert judged(hidden)["daemon.ready"] == "problem"
 
 
+def test_a_standby_is_well_although_it_is_not_ready() -> None:
+    reply = (503, {"status": "standby", "reasons": ["this daemon is a standby: another one answers"]})
+    found = judged(read(fetching(ALIVE | {"/readyz": reply}, "foretick_bars_total %d\n")))
+    assert found["daemon"] == "ok"
+    assert "daemon.ready" not in found
+
+
 def test_a_pass_that_does_not_end_needs_a_restart() -> None:
     found = read(fetching(ALIVE | {"/healthz": (503, {"status": "stuck"})}, "foretick_bars_total %d\n"))
     assert found.running
@@ -154,4 +164,8 @@ async def test_a_running_daemon_is_seen_as_it_is_and_goes_on() -> None:
         verdicts = {each.check: each.verdict for each in judge_daemon(found, config)}
         assert verdicts["daemon.version"] == verdicts["daemon.sessions"] == "ok"
         assert "problem" not in verdicts.values()
+        machine = Machine({}, 1, 0.0, 1, 1, 1, None, False, None)
+        bundle = members_of(Facts(machine, (), (), found, None), [], config, {})
+        assert 'foretick_answers_total{session="aaa"}' in bundle["metrics.txt"]
+        assert json.loads(bundle["sessions.json"])[0]["name"] == "aaa"
         await daemon.advance()
