@@ -53,8 +53,10 @@ def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
 
 def findings(config: Config, group: int = 1, *, running: bool = False) -> Iterator[Finding]:
     """The same without warnings. ``running``: a daemon has loaded the model and bound the sockets."""
-    in_use = () if running else (partial(_model, group=group), _sockets)
-    for check in (_cores, *in_use[:1], _connectors, partial(_partitions, group=group), _access, *in_use[1:]):
+    model, partitions = partial(_model, group=group), partial(_partitions, group=group)
+    for check in (_cores, model, _connectors, partitions, _access, _sockets):
+        if running and check in (model, _sockets):
+            continue
         try:
             yield from check(config)
         except SettingError as error:

@@ -12,15 +12,10 @@ from daemon.config.schema import Config
 from daemon.doctor.leaves import named
 
 REMOVED = "[removed]"
-SECRET_FILES = (
-    *("secret_key_file", "key_file", "tls_key_file", "credentials_file", "token_file", "headers_file"),
+SECRET_FILES = tuple(
+    f"{name}_file" for name in ("secret_key", "key", "tls_key", "credentials", "token", "headers")
 )
 """Keys whose files hold secrets; the tenants file has hashes of keys, which are removed, too."""
-PUBLIC_FILES = (
-    *("ca_file", "certificate_file", "tls_certificate_file", "server_key_file", "client_key_files"),
-    "instruments_file",
-)
-"""Keys whose files hold none."""
 MIN_SECRET = 4
 """Characters of a secret that is looked for: a shorter one would match everywhere."""
 _KEY = re.compile(r"[A-Za-z0-9+/=_.:-]{16,}")

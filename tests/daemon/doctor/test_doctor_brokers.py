@@ -199,7 +199,7 @@ async def test_the_embedded_broker_is_described_as_far_as_it_can_and_gets_no_top
 
 
 @pytest.mark.kafka
-async def test_a_real_broker_tells_retention_compaction_and_its_clock(real_kafka: RealKafka) -> None:
+async def test_a_real_broker_shows_retention_compaction_and_its_clock(real_kafka: RealKafka) -> None:
     name = f"md.{uuid.uuid4().hex[:8]}"
     settings = {"retention.ms": "60000", "message.timestamp.type": "LogAppendTime"}
     admin = AIOKafkaAdminClient(bootstrap_servers=real_kafka.bootstrap)

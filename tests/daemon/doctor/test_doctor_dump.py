@@ -19,7 +19,7 @@ from daemon.doctor.bundle import ENVIRONMENT, members_of, write_bundle
 from daemon.doctor.diagnosis import fine
 from daemon.doctor.examination import Facts
 from daemon.doctor.machine import Machine
-from daemon.doctor.redaction import PUBLIC_FILES, REMOVED, SECRET_FILES, Redactor
+from daemon.doctor.redaction import REMOVED, SECRET_FILES, Redactor
 from daemon.doctor.running import Daemon
 from daemon.tenants import hash_of
 from feeds.connectors.kafka import KafkaSinkConnector
@@ -27,6 +27,11 @@ from feeds.kafka_security import KafkaSecurity
 from tests.kit.daemon import invoke
 from tests.kit.kafka import free_ports
 
+PUBLIC_FILES = (
+    *("ca_file", "certificate_file", "tls_certificate_file", "server_key_file", "client_key_files"),
+    "instruments_file",
+)
+"""Keys whose files hold no secret."""
 MACHINE = Machine({"foretick": "0.1.0"}, 2, 0.5, 1 << 34, 1 << 30, 4096, None, False, 0.001)
 SECRETS = {
     "sasl": "sasl-pa55word",
