@@ -12,6 +12,7 @@ from typing import Any
 from daemon.config import schema
 from feeds.kafka_security import KafkaSecurity
 from metrics.store import MetricStore
+from support.certificates import validities_in
 
 
 class HostMetrics:
@@ -35,9 +36,8 @@ class HostMetrics:
 def expiry_of(certificate: str | Path) -> float:
     """When the first certificate of a PEM file expires, Unix time in seconds; 0 where it cannot be read."""
     try:
-        decoded: dict[str, Any] = _test_decode_cert(str(certificate))
-        return float(ssl.cert_time_to_seconds(decoded["notAfter"]))
-    except (OSError, ssl.SSLError, ValueError):
+        return validities_in(Path(certificate))[0].end.timestamp()
+    except (OSError, ValueError):
         return 0.0
 
 
