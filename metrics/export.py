@@ -9,7 +9,7 @@ store's buckets, so that counts are exact. A latency equal to a bound counts in 
 - Others: powers of four from 16 us to 17 s; a quantile names the bucket, which shows where time goes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from metrics import histogram
-from metrics.catalogue import MEANS, METRICS, OBJECTIVES, Metric
+from metrics.catalogue import BY_NAME, MEANS, METRICS, OBJECTIVES, Metric
 from metrics.store import MetricStore
 
 _OCTAVE = histogram.SUBBUCKETS
@@ -40,15 +40,19 @@ Gauges = Mapping[str, Mapping[str, float]]
 
 
 class StoreCollector(Collector):
-    """Reads a store at each scrape; families without series still show their help and type."""
+    """Reads a store at each scrape; families without series still show their help and type.
 
-    def __init__(self, store: MetricStore, more: Gauges) -> None:
-        self._store, self._more = store, more
+    ``names``: of the families that are read.
+    """
+
+    def __init__(self, store: MetricStore, more: Gauges, names: Container[str] = BY_NAME) -> None:
+        self._store, self._more, self._names = store, more, names
 
     def collect(self) -> Iterator[Family]:
         """One family per catalogue entry, in catalogue order."""
         for metric in METRICS:
-            yield self._family(metric)
+            if metric.name in self._names:
+                yield self._family(metric)
 
     def _family(self, metric: Metric) -> Family:
         if metric.kind == "histogram":
@@ -75,6 +79,8 @@ class StoreCollector(Collector):
         return family
 
 
-def exposition(store: MetricStore, more: Gauges = MappingProxyType({})) -> bytes:
-    """The store and ``more`` gauges in Prometheus' text format, UTF-8."""
-    return generate_latest(StoreCollector(store, more))
+def exposition(
+    store: MetricStore, more: Gauges = MappingProxyType({}), names: Container[str] = BY_NAME
+) -> bytes:
+    """The store and ``more`` gauges in Prometheus' text format, UTF-8; only families of these ``names``."""
+    return generate_latest(StoreCollector(store, more, names))

@@ -126,7 +126,7 @@ def _serve(clients: int, pipe: Connection) -> None:
         access, pushes = Access(), Pushes({}, store, 1 << 20)
         routes = api_routes(Requests(answer), events, pushes, lambda client: health_of([], [], ""), access)
         server = HttpServer(
-            lambda: b"", list, more=routes, closing=events.close, max_listeners=clients, access=access
+            lambda names: b"", list, more=routes, closing=events.close, max_listeners=clients, access=access
         )
         await server.start(Tasks())
         await _follow(pipe, server.port, events.publish)

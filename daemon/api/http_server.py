@@ -63,7 +63,7 @@ class HttpServer:
 
     def __init__(
         self,
-        metrics: Callable[[], bytes],
+        metrics: Callable[[Collection[str]], bytes],
         not_ready: Callable[[], Sequence[str]],
         host: str = "127.0.0.1",
         port: int = 0,
@@ -77,10 +77,11 @@ class HttpServer:
         is_stuck: Callable[[], bool] = lambda: False,
         allowed_origins: Collection[str] = (),
     ) -> None:
-        """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
+        """`metrics(names)` renders the exposition text of these families, without names of all.
 
-        `is_stuck()`: the daemon can do nothing until it is restarted. ``more``: additional routes.
-        ``closing()``: ends replies that do not end by themselves. ``allowed_origins``: of web pages.
+        `not_ready()` lists what is missing (empty: ready). `is_stuck()`: the daemon can do nothing until it
+        is restarted. ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
+        ``allowed_origins``: of web pages.
         """
         self._allowed_origins = frozenset(allowed_origins)
         self._metrics = metrics
@@ -182,7 +183,7 @@ class HttpServer:
                 self._access.operate(client_of(request), "metrics")
             except QueryError as error:
                 return refused(error)
-        return Response(self._metrics(), media_type=METRICS_TYPE)
+        return Response(self._metrics(request.query_params.getlist("name[]")), media_type=METRICS_TYPE)
 
     async def _serve_health(self, _: Request) -> Response:
         if self._is_stuck():

@@ -1,6 +1,6 @@
 """How the daemon is doing: its health, what is missing, and its metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from daemon.api.health import Health, health_of
 from daemon.gateway.answer_cache import Sessions
@@ -12,8 +12,12 @@ from daemon.gateway.reconfigure import LiveSessions
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.connector import SinkRoute
+from metrics.catalogue import BY_NAME
 from metrics.export import exposition
 from metrics.store import MetricStore
+
+_AGES = {"foretick_staleness_seconds", "foretick_venue_silence_seconds"}
+"""Gauges that every session sets when they are read."""
 
 
 class Status:
@@ -47,9 +51,10 @@ class Status:
         """The name of the newest engine's model; empty before there is one."""
         return "" if self._engine.model is None else self._engine.model.model
 
-    def metrics(self) -> bytes:
-        """The exposition text."""
-        for name, state in self._sessions.states.items():
+    def metrics(self, names: Collection[str] = ()) -> bytes:
+        """The exposition text of the families of these names; by default of all."""
+        chosen = frozenset(names) or BY_NAME.keys()
+        for name, state in self._sessions.states.items() if _AGES & chosen else ():
             for since, age in state.ages(state.times)._asdict().items():
                 self._store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
             self._store.set("foretick_venue_silence_seconds", state.last_seen_age_ns / 1e9, session=name)
@@ -58,7 +63,7 @@ class Status:
             handshakes.update(getattr(sink, "handshakes_failed", 0))
         self._inputs.note()
         self._host.note()
-        return exposition(self._store, self._inputs.gauges())
+        return exposition(self._store, self._inputs.gauges(), chosen)
 
     def health(self, client: Client) -> Health:
         """What is missing, and what is silent or late of what the client sees."""

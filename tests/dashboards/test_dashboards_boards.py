@@ -144,7 +144,7 @@ async def test_every_panel_finds_series_in_a_real_prometheus(start_prometheus):
     labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"], "partition": ["t/0"]}
     labels |= {"policy": ["klpm"], "eviction": ["cost"], "tenant": ["desk"], "venue": ["X"]}
     store = MetricStore.local(labels)
-    server = HttpServer(lambda: exposition(store), lambda: [])
+    server = HttpServer(lambda names: exposition(store), lambda: [])
     await server.start(Tasks())
     try:
         prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{server.port}")

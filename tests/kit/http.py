@@ -28,7 +28,7 @@ JSON = {"content-type": "application/json"}
 @asynccontextmanager
 async def http_server(*routes: BaseRoute, **options: Any) -> AsyncIterator[HttpServer]:
     """A server of these routes, and of health and empty metrics."""
-    server = HttpServer(lambda: b"", list, more=routes, **options)
+    server = HttpServer(lambda names: b"", list, more=routes, **options)
     await server.start(Tasks())
     try:
         yield server

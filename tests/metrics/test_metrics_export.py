@@ -48,6 +48,13 @@ def test_values_come_out_under_their_labels() -> None:
     assert samples["foretick_wait_seconds_total", ("pool", "behind flash")] == 1.5
 
 
+def test_only_families_of_the_given_names_are_exported() -> None:
+    store = MetricStore.local({"session": ["a"]})
+    text = exposition(store, {}, {"foretick_bars_total", "foretick_engine_up", "no_metric"}).decode()
+    names = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert names == {"foretick_bars_total", "foretick_engine_up"}
+
+
 @pytest.mark.parametrize(("stage", "within"), [("end_to_end", 0.2), ("forward", 1.5)])
 @pytest.mark.parametrize("scale_ns", [3e6, 2e9])
 def test_p99_as_prometheus_reads_it_is_as_near_as_promised(

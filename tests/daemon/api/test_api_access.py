@@ -73,7 +73,7 @@ class Bench:
         paths = ("/", "/who", "/v1/messages", "/v1/chat/completions", "/v1/models", "/openapi.json")
         routes = [Route(path, _say, methods=["GET", "POST"]) for path in paths]
         self.server = HttpServer(
-            lambda: exposition(self.store, {}),
+            lambda names: exposition(self.store, {}),
             list,
             more=[*routes, WebSocketRoute("/v1/ws", _converse)],
             access=self.access,

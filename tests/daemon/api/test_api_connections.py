@@ -101,7 +101,7 @@ async def serving(timeouts: Timeouts | None = None, access: Access | None = None
         Route("/{rest:path}", path, methods=["GET", "OPTIONS"]),
     ]
     bench = Bench(
-        HttpServer(lambda: b"", list, more=routes, timeouts=timeouts, max_listeners=4, access=access)
+        HttpServer(lambda names: b"", list, more=routes, timeouts=timeouts, max_listeners=4, access=access)
     )
     await bench.server.start(Tasks())
     return bench

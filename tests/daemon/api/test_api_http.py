@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
@@ -17,8 +17,8 @@ class Daemon:
         self.missing: list[str] = ["model"]
         self.text = b"foretick_engine_up 1.0\n"
 
-    def metrics(self) -> bytes:
-        return self.text
+    def metrics(self, names: Collection[str]) -> bytes:
+        return b" ".join(name.encode() for name in names) or self.text
 
 
 @pytest.fixture
@@ -44,6 +44,10 @@ async def test_metrics_are_rendered_at_each_scrape(server, daemon):
     assert found.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     daemon.text = b"foretick_engine_up 0.0\n"
     assert (await get(server, "/metrics")).body == daemon.text
+
+
+async def test_metrics_are_chosen_by_name(server):
+    assert (await get(server, "/metrics?name[]=b&other=c&name%5B%5D=a")).body == b"b a"
 
 
 async def test_readiness_names_what_is_missing_and_liveness_does_not_care(server, daemon):

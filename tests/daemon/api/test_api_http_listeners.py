@@ -89,7 +89,12 @@ async def serving(
     requests, pushes = Requests(awaited(answer)), Pushes({"http": source}, store, 1 << 20)
     routes = api_routes(requests, events, pushes, health, Access(), max_messages=RATE)
     server = HttpServer(
-        lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, timeouts=timeouts
+        lambda names: b"",
+        list,
+        more=routes,
+        closing=events.close,
+        max_listeners=max_listeners,
+        timeouts=timeouts,
     )
     bench = Bench(server, events, store, source)
     await server.start(Tasks())

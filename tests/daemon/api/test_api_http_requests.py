@@ -141,7 +141,7 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
     answer = queries(Services(None, None, None, None, None, prompts, None).begin, 1.0).answer
-    server = HttpServer(lambda: b"", list, more=request_routes(Requests(answer)))
+    server = HttpServer(lambda names: b"", list, more=request_routes(Requests(answer)))
     application = server._application()
 
     async def from_afar(inner: Any, receive: Any, send: Any) -> None:

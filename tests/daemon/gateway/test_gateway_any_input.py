@@ -292,7 +292,7 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
         raise AssertionError("nothing is asked")
 
     routes = api_routes(Requests(awaited(answer)), events, pushes, health, Access())
-    server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
+    server = HttpServer(lambda names: b"", list, more=routes, closing=events.close)
     await server.start(Tasks())
 
     async def push(body: bytes, kind: str, coding: str) -> int:
