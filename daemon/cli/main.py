@@ -36,6 +36,7 @@ COMMANDS = {
     "run": "Run the daemon until SIGTERM.",
     "sessions": "List, add, change and remove sessions of a running daemon.",
     "simulate": "Compare scheduling policies in simulated time.",
+    "top": "Watch a running daemon in the terminal: sessions, queues, latencies.",
     "train": "Train the tape model on generated tapes.",
 }
 """The lines of `foretick --help`, which loads no command.
@@ -47,6 +48,7 @@ EXTRAS = {
     "matplotlib": "lab",
     "mcp": "mcp",
     "sklearn": "train",
+    "textual": "top",
     "threadpoolctl": "bench",
 }
 """Modules that a command may lack, and the extra of the package that installs each."""

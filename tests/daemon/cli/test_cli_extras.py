@@ -14,10 +14,11 @@ COMMANDS = {
     "grafana_client": ("dashboards", "push", "--url", "http://127.0.0.1:1", "--token", "right"),
     "matplotlib": ("simulate", "--requests", "1", "--plot", "plot.png"),
     "mcp": ("mcp",),
+    "textual": ("top",),
     "sklearn": ("calibrate", "--model", ".", "--out", "calibration.json"),
     "threadpoolctl": ("bench", "engine", "--quick"),
 }
-IMPORTERS = ("lab.simulation.plots", "training.calibrate", "daemon.api.mcp_server")
+IMPORTERS = ("lab.simulation.plots", "training.calibrate", "daemon.api.mcp_server", "daemon.top.app")
 """Modules that import such a library at their top, and may be loaded by now."""
 
 

@@ -1,0 +1,1 @@
+"""`foretick top`: a daemon's sessions, queues and latencies in a terminal, read over HTTP."""
