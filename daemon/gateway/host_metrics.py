@@ -1,13 +1,10 @@
 """What a daemon needs of its machine and may run out: certificates, and room on the snapshots' disk."""
 
 import os
-import ssl
 
 # Only ssl's own tests use it by contract, but no public call reads a certificate that signs no others.
-from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # typeshed leaves it out
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from daemon.config import schema
 from feeds.kafka_security import KafkaSecurity

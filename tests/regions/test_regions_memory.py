@@ -137,11 +137,11 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
     memory = pool()
     tape = tape_of(memory, Retention(30, max_records))
     records: list[int] = []
-    coord = 0
+    coord = version = 0
     forks: list[tuple[Fork, tuple[Extent, ...], list[int]]] = []
     for name, n in operations:
         if name == "append":
-            # room is made first, and stays where the pool has no block left
+            # room is made first, and stays where the pool has no block left; readers see it at the next commit
             while sum(records) + n + 1 > 30 or (max_records and len(records) >= max_records):
                 records.pop(0)
             if not append(memory, tape, range(coord, coord + n + 1)):
@@ -149,6 +149,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
                 continue
             records.append(n + 1)
             coord += n + 1
+            version = sum(records)
             assert (tape.live_tokens, tape.live_records) == (sum(records), len(records))
             assert all(each.max_position < 64 for each in tape.state.stretches)
             frozen, *sliding = tape.extents
@@ -157,7 +158,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
             assert frozen.coord + frozen.length == coord - sum(records)  # anchored right before the tape
         elif name == "fork":
             fork = tape.fork()
-            assert fork.cached_tokens == FROZEN + sum(records)
+            assert fork.cached_tokens == FROZEN + version
             if fork.acquire(n):
                 write(memory, fork, range(n))
             forks.append((fork, fork.extents, read(memory, fork.extents)))

@@ -10,6 +10,7 @@ from daemon.config.schema import Config, HttpConfig, SinkConfig
 from daemon.doctor.certificates import judge_certificates
 from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.kafka_security import KafkaSecurity
+from support.certificates import validities_in
 from tests.kit.programs import need
 
 DAY = timedelta(days=1)
