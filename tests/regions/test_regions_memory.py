@@ -141,7 +141,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
     forks: list[tuple[Fork, tuple[Extent, ...], list[int]]] = []
     for name, n in operations:
         if name == "append":
-            # room is made first, and stays where the pool has no block left; readers see it at the next commit
+            # room is made first, and stays where the pool has no block left; forks see it at a commit
             while sum(records) + n + 1 > 30 or (max_records and len(records) >= max_records):
                 records.pop(0)
             if not append(memory, tape, range(coord, coord + n + 1)):
