@@ -24,6 +24,7 @@ COMMANDS = {
     "feed": "Test which faults of a feed are found, in your own recording.",
     "history": "Write published answers as a table: CSV, JSON lines, Parquet.",
     "init": "Write a format and a configuration for a file, a topic or a stream.",
+    "install": "Install a systemd unit, a configuration and a directory for secrets.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
     "mcp": "Serve a running daemon to an agent over stdio (MCP).",

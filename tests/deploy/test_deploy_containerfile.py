@@ -40,7 +40,9 @@ def test_the_build_copies_every_package_and_nothing_that_is_no_part_of_it() -> N
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines
-    assert kept == wanted | {"LICENSE", "README.md", "pyproject.toml", "requirements.lock"}
+    linked = {link.readlink().parts[2] for link in (ROOT / "daemon/install").iterdir() if link.is_symlink()}
+    assert linked == {"examples", "systemd"}
+    assert kept == wanted | linked | {"LICENSE", "README.md", "pyproject.toml", "requirements.lock"}
 
 
 def test_libraries_are_those_of_the_lock_with_their_hashes() -> None:
