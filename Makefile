@@ -17,7 +17,7 @@ SECONDS_TO_FUZZ ?= 600
 # Tests that need neither PyTorch nor a broker nor a browser; tests/kit/unit.py skips what does.
 UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemon/config daemon/gateway)
 
-.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean
+.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean sbom
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo
@@ -83,6 +83,10 @@ lock:
 	.cache/lock/bin/python -m pip install --quiet uv
 	$(RESOLVE) --extra demo --extra exactly-once --output-file requirements.lock
 	$(RESOLVE) --all-extras --group dev --constraint requirements.lock --output-file requirements-dev.lock
+
+# What a daemon is made of, and the licences: .cache/sbom.
+sbom: $(STAMP)
+	$(BIN)/python -m tests.deploy.sbom .cache/sbom
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info
