@@ -100,4 +100,4 @@ def _report(steps: Sequence[Step], dry_run: bool) -> None:
 def _next(instance: bool) -> str:
     unit = "foretick@NAME" if instance else "foretick"
     checked = f"edit {CONFIG}, foretick check --config {CONFIG}"
-    return f"{checked}, systemctl daemon-reload, systemctl enable --now {unit}"
+    return f"{checked}, systemd-sysusers, systemctl daemon-reload, systemctl enable --now {unit}"

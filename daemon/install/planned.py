@@ -43,12 +43,14 @@ def planned(program: Path, example: str, *, instance: bool) -> list[Planned]:
     data = files(__package__)
     unit = "foretick@.service" if instance else "foretick.service"
     text = (data / unit).read_text(encoding="utf-8").replace(_PROGRAM, str(program))
-    config, secrets = ((data / name).read_text(encoding="utf-8") for name in (f"{example}.toml", SECRETS))
+    names = (f"{example}.toml", SECRETS, "sysusers.conf")
+    config, secrets, groups = ((data / name).read_text(encoding="utf-8") for name in names)
     return [
         Planned("/etc/foretick", 0o755),
         Planned("/etc/foretick/credentials", 0o700),
         Planned(CONFIG, 0o644, config, edited=True),
         Planned(f"/etc/foretick/{SECRETS}", 0o644, secrets),
+        Planned("/etc/sysusers.d/foretick.conf", 0o644, groups),
         Planned(f"{_UNITS}/{unit}", 0o644, text),
     ]
 

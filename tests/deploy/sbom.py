@@ -24,7 +24,7 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True)
 class Package:
-    """A line of the lock. ``marker``: where it is installed ("": everywhere); ``hashes``: SHA-256, by file."""
+    """A line of the lock. ``marker``: where it is installed; ``hashes``: SHA-256 of its files."""
 
     name: str
     version: str

@@ -99,6 +99,27 @@ def test_snapshots_in_the_runtime_directory_outlive_the_process():
     assert service["RuntimeDirectoryPreserve"] == ["yes"]
 
 
+@both
+def test_zeromq_may_do_what_it_ends_the_process_for_otherwise(unit: Path) -> None:
+    """Its threads set the policy that they have, and a socket that binds asks for the interfaces."""
+    service = settings("Service", unit)
+    allowed, denied, again = service["SystemCallFilter"]
+    assert (allowed, denied) == ("@system-service", "~@privileged @resources")
+    assert "sched_setscheduler" in again.split()
+    assert service["RestrictRealtime"] == ["yes"]
+    assert "AF_NETLINK" in service["RestrictAddressFamilies"][0].split()
+
+
+@both
+def test_groups_that_the_unit_names_are_made_and_its_user_is_not(unit: Path) -> None:
+    declared = [
+        line.split() for line in (FOLDER / "sysusers.conf").read_text().splitlines() if line[0] != "#"
+    ]
+    assert {kind for kind, *_ in declared} == {"g"}
+    assert [name for _, name, _ in declared] == settings("Service", unit)["SupplementaryGroups"][0].split()
+    assert settings("Service", unit)["DynamicUser"] == ["yes"]
+
+
 def test_a_bad_configuration_is_not_started_again():
     assert settings("Service")["RestartPreventExitStatus"] == ["2"]
 

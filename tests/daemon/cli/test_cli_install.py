@@ -17,7 +17,12 @@ CONFIG, UNIT, TEMPLATE = (
     "etc/systemd/system/foretick.service",
     "etc/systemd/system/foretick@.service",
 )
-FILES = {CONFIG, UNIT, "etc/foretick/credentials.conf", "etc/foretick/installed.json"}
+OTHERS = {
+    "etc/foretick/credentials.conf",
+    "etc/foretick/installed.json",
+    "etc/sysusers.d/foretick.conf",
+}
+FILES = {CONFIG, UNIT} | OTHERS
 Install = Callable[..., Result]
 
 
