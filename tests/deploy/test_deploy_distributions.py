@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.deploy.distributions import ROOT, build, copy
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DATA = {
     "daemon/api/*.html": "daemon/api",
@@ -27,12 +27,6 @@ DATA = {
     "systemd/*": "daemon/install",
 }
 """Where the wheel has the files of the repository that are no code."""
-BUILD = (
-    "import sys, setuptools.build_meta as backend\n"
-    "folder = sys.argv[1]\n"  # the backend replaces it
-    "backend.build_wheel(folder)\n"
-    "backend.build_sdist(folder)\n"
-)
 
 
 @dataclass(frozen=True)
@@ -48,14 +42,7 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Both, built from a copy of the tracked files, without what earlier builds left in the checkout."""
     folder = tmp_path_factory.mktemp("built")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in (each for each in listed if (ROOT / each).exists()):
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / "source" / name, follow_symlinks=False)
-    build(folder / "source", folder)
+    build(copy(folder / "source"), folder, "wheel", "sdist")
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     unpacked = folder / "wheel"
     with zipfile.ZipFile(wheel) as archive:
@@ -67,18 +54,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         archive_of_all.extractall(folder / "unpacked", filter="data")
     of_sdist = {each.name: (folder / "unpacked" / each.name).read_bytes() for each in files}
     return Built(unpacked, of_wheel, {name.partition("/")[2]: data for name, data in of_sdist.items()})
-
-
-def build(source: Path, target: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, target],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def data() -> dict[str, bytes]:
@@ -116,7 +91,8 @@ def test_the_sdist_has_what_the_wheel_is_built_from_the_examples_and_the_lock(bu
 
 
 def test_a_wheel_of_the_sdist_has_the_same_files(built: Built, tmp_path: Path) -> None:
-    build(built.wheel.parent / "unpacked" / f"foretick-{PROJECT['project']['version']}", tmp_path)
+    source = built.wheel.parent / "unpacked" / f"foretick-{PROJECT['project']['version']}"
+    build(source, tmp_path, "wheel")
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         again = {name: archive.read(name) for name in archive.namelist()}

@@ -17,6 +17,8 @@ import pytest
 
 PACKAGES = {
     "chromium": "chromium",
+    "dpkg": "dpkg",
+    "dpkg-deb": "dpkg",
     "go": "golang-go",
     "java": "openjdk-17-jre-headless",
     "mvn": "maven",
