@@ -263,3 +263,16 @@ def test_a_program_that_units_do_not_see_is_refused(root: Path, run: Install, pa
 def test_a_program_whose_path_needs_quotes_in_a_unit_is_refused(path: str) -> None:
     with pytest.raises(InstallError, match="plain absolute path"):
         usable(Path(path))
+
+
+def test_the_program_is_the_one_of_this_environment(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not there is named; where tests run, a unit may not see it."""
+    monkeypatch.setattr(install.sysconfig, "get_path", lambda _: str(tmp_path))
+    options = ["--root", str(root)]
+    assert refused(CliRunner().invoke(command, options), f"{tmp_path}/foretick is not there", "--program")
+    (tmp_path / "foretick").touch()
+    monkeypatch.setattr(install, "usable", lambda path: path)
+    assert CliRunner().invoke(command, options).exit_code == 0
+    assert f"\nExecStart={tmp_path}/foretick run " in (root / UNIT).read_text()
