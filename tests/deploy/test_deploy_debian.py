@@ -74,8 +74,10 @@ def test_dpkg_installs_and_removes_it_in_a_bare_root(package: Path, tmp_path: Pa
     first = {line for path in scripts if (line := path.read_text().partition("\n")[0]).startswith("#!")}
     assert {line for line in first if not line.startswith("#!/opt/foretick/bin/python")} == set()
     (tmp_path / CONFIG).write_text("# mine\n")
+    (bytecode := tmp_path / "opt/foretick/lib/__pycache__").mkdir()
+    (bytecode / "written.pyc").touch()
     run(*dpkg, "--remove", "foretick")
     assert (tmp_path / CONFIG).read_text() == "# mine\n"
-    assert not any((tmp_path / name).exists() for name in (PROGRAM, *UNITS))
+    assert not any((tmp_path / name).exists() for name in ("opt/foretick", *UNITS))
     run(*dpkg, "--purge", "foretick")
     assert not (tmp_path / "etc/foretick").exists()
