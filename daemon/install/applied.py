@@ -17,7 +17,7 @@ from daemon.install.planned import InstallError, Planned
 from support.durable_file import replacing
 
 MANIFEST = "/etc/foretick/installed.json"
-_ENABLED = "etc/systemd/system/*.wants/foretick*.service"
+_ENABLED = "etc/systemd/system/*.wants/foretick*"
 
 Action = Literal["write", "update", "remove", "keep", "leave"]
 """``keep``: it is not as planned, or not as written. ``leave``: nothing is to be done."""
@@ -110,7 +110,7 @@ def undo_steps(root: Path, manifest: Manifest) -> list[Step]:
     if not manifest.files and not manifest.directories:
         raise InstallError(f"nothing is installed: there is no {MANIFEST}")
     for link in sorted(root.glob(_ENABLED)):
-        raise InstallError(f"{link.stem} is enabled: systemctl disable --now {link.stem}")
+        raise InstallError(f"{link.name} is enabled: systemctl disable --now {link.name}")
     steps = [_removal(root, path, written) for path, written in manifest.files.items()]
     removed = {MANIFEST, *(each.path for each in steps if each.action == "remove")}
     for path in reversed(manifest.directories):

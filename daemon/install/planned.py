@@ -11,6 +11,8 @@ EXAMPLES = ("kafka", "replay", "zeromq")
 CONFIG = "/etc/foretick/foretick.toml"
 SECRETS = "credentials.conf"
 """An example of a drop-in, which is in force when the administrator has copied it beside the unit."""
+SOCKETS = ("foretick-http.socket", "foretick-query.socket")
+"""Units that hold the ports of the one daemon over its restarts, once the administrator enables them."""
 _UNITS = "/etc/systemd/system"
 _PROGRAM = "/opt/foretick/bin/foretick"
 """What the units of this package run, until it is replaced."""
@@ -43,6 +45,7 @@ def planned(program: Path, example: str, *, instance: bool) -> list[Planned]:
     data = files(__package__)
     unit = "foretick@.service" if instance else "foretick.service"
     text = (data / unit).read_text(encoding="utf-8").replace(_PROGRAM, str(program))
+    sockets = () if instance else SOCKETS
     names = (f"{example}.toml", SECRETS, "sysusers.conf")
     config, secrets, groups = ((data / name).read_text(encoding="utf-8") for name in names)
     return [
@@ -52,6 +55,7 @@ def planned(program: Path, example: str, *, instance: bool) -> list[Planned]:
         Planned(f"/etc/foretick/{SECRETS}", 0o644, secrets),
         Planned("/etc/sysusers.d/foretick.conf", 0o644, groups),
         Planned(f"{_UNITS}/{unit}", 0o644, text),
+        *(Planned(f"{_UNITS}/{name}", 0o644, (data / name).read_text(encoding="utf-8")) for name in sockets),
     ]
 
 

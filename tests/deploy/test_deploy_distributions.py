@@ -18,6 +18,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DATA = {
     "daemon/api/*.html": "daemon/api",
     "dashboards/*.json": "dashboards",
+    "dashboards/*.toml": "dashboards",
+    "dashboards/*.yml": "dashboards",
     "engine/model/foretick-tape/*": "engine/model/foretick-tape",
     "examples/*.conf": "daemon/install",
     "examples/*.toml": "daemon/install",

@@ -22,7 +22,8 @@ OTHERS = {
     "etc/foretick/installed.json",
     "etc/sysusers.d/foretick.conf",
 }
-FILES = {CONFIG, UNIT} | OTHERS
+SOCKETS = {f"etc/systemd/system/foretick-{name}.socket" for name in ("http", "query")}
+FILES = {CONFIG, UNIT} | SOCKETS | OTHERS
 Install = Callable[..., Result]
 
 
