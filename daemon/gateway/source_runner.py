@@ -46,6 +46,8 @@ LEVEL = 0.05
 EMPTY = 0.002
 """The same of a ring of which all was taken but what came just now."""
 NOTIFY_S = 0.5
+_HELD_UP_S = 2 * NOTIFY_S
+"""Between two looks at what is silent: after a longer time this process did not run, so nothing is known."""
 """How often the engine learns up to when the source was read."""
 
 
@@ -210,12 +212,16 @@ class SourceRunner:
         """Tell the engine up to when the source was read."""
         source: object = self.source
         saving: asyncio.Task[None] | None = None  # beside: a slow disk must not hold this up
+        looked = time.monotonic()
         while True:
             if isinstance(source, CatchesUp):
                 self._order.has_read(self.source.name, source.read_until_ns, flow.ring)
             elif not flow.paused:  # all that was sent meanwhile has come
                 self._order.has_read(self.source.name, time.monotonic_ns(), flow.ring)
-            self._note_silence(flow)
+            # a process that was held up has not read yet what came meanwhile
+            before, looked = looked, time.monotonic()
+            if looked - before < _HELD_UP_S:
+                self._note_silence(flow)
             is_free = saving is None or saving.done()
             if self._gaps is not None and is_free and self._gaps.is_due(time.monotonic_ns()):
                 saving = asyncio.create_task(asyncio.to_thread(self._gaps.save))
