@@ -215,21 +215,26 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """One standing question's answer; the gateway adds input offsets, and ages from its version's ``times``.
 
-    ``asked``: answers and failures that this version has in all.
+    ``asked``: answers and failures that this version has in all. ``logits``: of its choices.
     """
 
     answer: Answer
     inputs: VersionInputs
     times: Times
     asked: int
+    logits: tuple[float, ...] = ()
 
 
 class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
-    """A standing question's answer at a version that was answered before this engine: ready, and no news."""
+    """A standing question's answer at a version that was answered before this engine: ready, and no news.
+
+    ``logits``: as in `Answered`.
+    """
 
     answer: Answer
     inputs: VersionInputs
     times: Times
+    logits: tuple[float, ...] = ()
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from daemon.api import anthropic
+from daemon.api import anthropic, systemone
 from daemon.api.auth import Access, Transport
 from daemon.api.compatible import api_error_of, error_response
 from daemon.api.connections import HEADER_BYTES, TOO_LONG
@@ -48,6 +48,7 @@ HEADERS = [
 """Of every response: they keep it from pages of other origins."""
 _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 _ANTHROPIC = "/v1/messages"
+_DECISIONS = ("/v1/systemone", "/v1/decisions")
 
 
 def client_of(connection: HTTPConnection) -> Client:
@@ -141,6 +142,8 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
     theirs = path == "/v1/models" or path.startswith("/v1/models/")
     if path.startswith(_ANTHROPIC) or (theirs and "anthropic-version" in Headers(scope=scope)):
         return error_response(api_error_of(error), anthropic.error_body)
+    if path in _DECISIONS:
+        return error_response(api_error_of(error), systemone.error_body)
     if theirs or path in _OPENAI:
         return error_response(api_error_of(error), common.error_body)
     return refused(error)

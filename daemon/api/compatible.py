@@ -27,6 +27,7 @@ encode = msgspec.json.Encoder().encode
 
 Reason = Literal[
     "bad_request",
+    "invalid",
     "unauthenticated",
     "forbidden",
     "unknown_model",
@@ -44,6 +45,7 @@ Reason = Literal[
 ]
 STATUS: dict[Reason, int] = {
     "bad_request": 400,
+    "invalid": 422,
     "unauthenticated": 401,
     "forbidden": 403,
     "unknown_model": 404,

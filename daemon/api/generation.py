@@ -45,7 +45,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     whole ``text`` is here. ``early_exit``: the logit gap above which the ready position answers a session's
     choices; 0: never, None: the configured one. ``salt``: prefixes are shared under equal salts
     only. ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
-    ``weight``: who shares a class with others. The gateway sets ``id``, ``question``, ``tenant``, ``weight``.
+    ``weight``: who shares a class with others. ``scored``: the answer is the likeliest of ``choices``, and
+    has the log probability of each as a whole; a session's standing question is then meant by ``meant``, its
+    name or text, not by the last turn. The gateway sets ``id``, ``question``, ``tenant``, ``weight``.
     """
 
     id: int = 0
@@ -62,6 +64,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     schema: dict[str, Any] | None = None
+    scored: bool = False
+    meant: str = ""
     question: Question | None = None
     penalty: str = ""
     top_logprobs: int | None = None
@@ -163,6 +167,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     """The whole answer. ``times``: of the data version it was read from; the gateway makes ages of them.
 
     ``metadata``: what other servers do not say of an answer, in compatible APIs the extension `foretick`.
+    ``scores``: of a scored request, log probabilities of its choices, all up to one constant.
     """
 
     id: int
@@ -176,6 +181,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     logprobs: tuple[Logprob, ...] = ()
     times: Times | None = None
     stats: PromptStats | None = None
+    scores: tuple[float, ...] = ()
 
     @property
     def computed_tokens(self) -> int:

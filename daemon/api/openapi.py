@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from daemon.api import anthropic
+from daemon.api import anthropic, systemone
 from daemon.api.health import Health, VersionInfo
 from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, TOO_MANY, Problem
 from daemon.api.messages import Pushed
 from daemon.api.openai import common
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
-from daemon.api.serving import MESSAGES, OPENAI
+from daemon.api.serving import DECISIONS, MESSAGES, OPENAI
 from daemon.api.sse import EventsQuery
 from feeds.decimals import Fixed
 from feeds.market_data import Received
@@ -38,7 +38,7 @@ _WHY: dict[int, str] = {
     413: "The body, the question or the prompt is too long.",
     415: "The content type is not one of those listed, or the body is packed as nothing here reads.",
     421: "Another daemon of the group serves the session.",
-    422: "No record of the body is usable.",
+    422: "No record of the body is usable, or a question cannot be asked.",
     426: "This is a WebSocket.",
     429: "Too many requests, prompts or clients; the header retry-after says when to come back.",
     500: "The engine failed, or is not up.",
@@ -302,6 +302,8 @@ class Endpoint:
     harmless: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Members of the request that may only have certain values, beside null, and these values."""
     streams: bool = True
+    invalid: int = 400
+    """Status of a request that cannot be read."""
 
 
 _MODELS = (common.Models, common.OpenAIError), (anthropic.ModelList, anthropic.AnthropicError)
@@ -317,6 +319,14 @@ ENDPOINTS = (
         "countTokens", "/v1/messages/count_tokens", "Anthropic: count the tokens of a prompt",
         ((anthropic.Counted, anthropic.AnthropicError),), anthropic.CountRequest, anthropic.HARMLESS,
         streams=False,
+    ),
+    *(
+        Endpoint(
+            name, path, "System One: probabilities of typed questions about text, JSON or a session",
+            ((systemone.DecisionResponse, systemone.DecisionError),), systemone.DecisionRequest,
+            streams=False, invalid=422,
+        )
+        for name, path in zip(("systemOne", "decisions"), DECISIONS, strict=True)
     ),
     Endpoint("models", "/v1/models", f"{_BOTH}: all models, and each session as one", _MODELS),
     Endpoint("model", "/v1/models/{model}", f"{_BOTH}: one model", _MODEL),
@@ -370,7 +380,9 @@ def _just(value: Any) -> Schema:
 def _endpoint(endpoint: Endpoint, schemas: Sequence[Schema]) -> Schema:
     apis = len(endpoint.kinds)
     done, error = response("Done.", _any(schemas[:apis])), _any(schemas[apis : 2 * apis])
-    statuses = _BODILESS if endpoint.request is None else (*_BODILESS, 400, 413, NO_SUCH_TYPE, 504)
+    statuses = (
+        _BODILESS if endpoint.request is None else (*_BODILESS, endpoint.invalid, 413, NO_SUCH_TYPE, 504)
+    )
     refusals = {str(each): response(_WHY[each], error, busy=each == TOO_MANY) for each in sorted(statuses)}
     described: Schema = {
         "operationId": endpoint.name,

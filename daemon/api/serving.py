@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from daemon.api import anthropic
+from daemon.api import anthropic, systemone
 from daemon.api.auth_middleware import client_of
 from daemon.api.compatible import (
     Api,
@@ -69,6 +69,8 @@ Ended = Callable[[str], None]
 
 OPENAI: tuple[Api[Any], ...] = (chat.Chat(), completions.Completions(), responses.Responses())
 MESSAGES = anthropic.Messages()
+DECISIONS = ("/v1/systemone", "/v1/decisions")
+"""Paths of System One, under its own and under its other name."""
 
 
 def generation_routes(generator: Generator, ended: Ended, *, ping_s: float = PING_S) -> list[Route]:
@@ -82,6 +84,11 @@ def generation_routes(generator: Generator, ended: Ended, *, ping_s: float = PIN
             for route in _route("POST", api.path, partial(endpoints.generate, api), api.error)
         ),
         *_route("POST", "/v1/messages/count_tokens", endpoints.count, of_anthropic),
+        *(
+            each
+            for path in DECISIONS
+            for each in _route("POST", path, endpoints.decide, systemone.error_body)
+        ),
         *_route("GET", "/v1/models", endpoints.models, of_openai),
         *_route("GET", "/v1/models/{model:path}", endpoints.models, of_openai),
         *_unserved(_OPENAI, of_openai),
@@ -128,6 +135,24 @@ class Endpoints:
             return _json(anthropic.Counted(tokens), key)
 
         return await self._answered("count_tokens", anthropic.error_body, key, answer)
+
+    async def decide(self, request: Request) -> Response:
+        """`POST /v1/systemone`, and under its other name."""
+        key = secrets.token_hex(12)
+
+        async def answer() -> Response:
+            try:
+                client, asked = await _read(request, systemone.DecisionRequest)
+                served, salt = self._generator.served(client), client.tenant.salt()
+                wanted = [msgspec.structs.replace(each, salt=salt) for each in systemone.parse(asked, served)]
+                done = await unless_gone(request, _all(self._generator.run(wanted, client), len(wanted)))
+                return _json(systemone.build_response(asked, wanted, served, done), key)
+            except QueryError as failed:
+                raise systemone.refusal(api_error_of(failed)) from None
+            except ApiError as failed:
+                raise systemone.refusal(failed) from None
+
+        return await self._answered("systemone", systemone.error_body, key, answer)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and one of them, in the shape of the API that the client speaks."""

@@ -200,7 +200,7 @@ class StandingAnswers:
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             times = times_of(done.payloads[-1])
-            self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked))
+            self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked, logits_of(done)))
         elif error is not None:
             question = standing.question.name
             why = error.code, error.message
@@ -210,7 +210,8 @@ class StandingAnswers:
         """One question at a version that was answered before."""
         if done.standing.session in self._sessions:
             inputs, times = inputs_of(done.payloads), times_of(done.payloads[-1])
-            self._emit(protocol.Repeated(self._answer(done, is_new=False), inputs, times))
+            answer = self._answer(done, is_new=False)
+            self._emit(protocol.Repeated(answer, inputs, times, logits_of(done)))
 
     def _may_repeat(self, session: str, newest: TapeRecord) -> bool:
         """Whether this daemon answers it, and no bar that was answered before is to come."""
@@ -294,6 +295,11 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def logits_of(done: Evaluated[TapeRecord]) -> tuple[float, ...]:
+    """Those of the question's choices; none of a text."""
+    return done.request.samples[0].logits if done.standing.question.choices else ()
 
 
 def feed_faults(records: Sequence[TapeRecord]) -> dict[Flag, bool]:

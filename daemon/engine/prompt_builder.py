@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeVar
 
+import msgspec
+
 from daemon.api.generation import Generate, Turn
 from daemon.engine.build import Built
+from daemon.engine.label_tree import LabelTree
 from daemon.lru import Lru
 from engine.model.constrained import (
     BadSchema,
@@ -65,6 +68,8 @@ class Prompt:
     """
     written: Mapping[str, str] = field(default_factory=dict)
     """JSON for each choice, where the answer is a choice and is to come as JSON."""
+    labels: LabelTree | None = None
+    """The choices as wholes, where they are scored."""
 
     @property
     def grammar(self) -> Grammar | None:
@@ -87,8 +92,12 @@ class PromptBuilder:
 
     def prompt(self, asked: Generate) -> Prompt:
         """The prompt of a request. Raises ValueError for what cannot be asked."""
+        if asked.scored:
+            asked = self._without_special(asked)
         if asked.session:
             return self._question(asked)
+        if asked.scored:
+            return self._scored(asked)
         tokens = asked.tokens or self._tokens(asked)
         if not tokens and asked.complete:
             raise ValueError("the prompt is empty")
@@ -149,7 +158,9 @@ class PromptBuilder:
         question, written = self._worded(asked)
         self._check_characters(asked, len(question.text))
         prepared = self._built.prepare(question)
-        check_choices(question, prepared)
+        labels = self._labels(asked, prepared) if asked.scored else None
+        if labels is None:
+            check_choices(question, prepared)
         if asked.penalty and not question.choices:
             raise ValueError(f"{asked.penalty} is not supported, unless the answer is one of choices")
         terse, is_json = self._format.terse is not None, asked.schema is not None and not written
@@ -159,21 +170,28 @@ class PromptBuilder:
             prepared.prompt_tokens,
             prepared.stop_ids,
             choices=question.choices,
-            choice_tokens=prepared.choice_tokens,
+            choice_tokens=labels.nodes[()] if labels is not None else prepared.choice_tokens,
             max_tokens=prepared.answer_tokens(question) if whole else None,
             prepared=prepared,
             question=question,
             whole=whole,
             cuttable=free,
             written=written,
+            labels=labels,
         )
+
+    def _labels(self, asked: Generate, prepared: PreparedQuestion) -> LabelTree:
+        """Those of a standing question, and of a terse model, are first tokens; others are scored whole."""
+        if asked.question is None and self._format.terse is None:
+            return self._whole(asked.choices)
+        return LabelTree.of([(token,) for token in prepared.choice_tokens or ()])
 
     def _worded(self, asked: Generate) -> tuple[Question, Mapping[str, str]]:
         """The question that is asked; if its choice is to come as JSON, the JSON for each."""
         standing, terse = asked.question, self._format.terse is not None
         if standing is not None and asked.schema is None:
             return standing, {}
-        said = asked.turns[-1].text if terse else transcript(asked.turns)
+        said = (asked.meant or asked.turns[-1].text) if terse else transcript(asked.turns)
         most = asked.max_tokens or self._limits.max_new_tokens
         question = Question("ask", standing.text if standing else said, asked.choices or None, most)
         if asked.schema is None:
@@ -210,6 +228,35 @@ class PromptBuilder:
         return replace(question, choices=tuple(choices)), written
 
     # Without one.
+
+    def _scored(self, asked: Generate) -> Prompt:
+        """Of choices that are scored; a terse model spells words, of which it knows none."""
+        if self._format.terse is not None:
+            text = "\n".join(each.text for each in asked.turns) + "\n"
+            asked = msgspec.structs.replace(asked, turns=(), text=text)
+        labels = self._whole(asked.choices)
+        return Prompt(
+            self._tokens(asked),
+            self._format.stop_ids,
+            choices=asked.choices,
+            choice_tokens=labels.nodes[()],
+            max_tokens=1,
+            whole=True,
+            cuttable=False,
+            labels=labels,
+        )
+
+    def _whole(self, choices: Sequence[str]) -> LabelTree:
+        """Raises ValueError for an empty choice, and for two that are one for this model."""
+        if not all(each.strip() for each in choices):
+            raise ValueError("an empty choice")
+        texts = (self._format.answer_prefix + self._format.without_special(each) for each in choices)
+        return LabelTree.of([tuple(self._format.encode(text)) for text in texts])
+
+    def _without_special(self, asked: Generate) -> Generate:
+        """What is asked is about somebody else's text: its special tokens are blanks."""
+        turns = (Turn(each.role, self._format.without_special(each.text)) for each in asked.turns)
+        return msgspec.structs.replace(asked, turns=tuple(turns))
 
     def _tokens(self, asked: Generate) -> list[int]:
         """Of a text, or of a chat, whose long messages come again with others.

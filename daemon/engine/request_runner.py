@@ -6,7 +6,7 @@ A request with a session asks its newest data version in class SESSION; one with
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -32,6 +32,7 @@ from daemon.config.schema import Config
 from daemon.engine.answers import decoder, lacking, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.label_tree import Tokens
 from daemon.engine.prompt_builder import Prompt, PromptBuilder, TooLong
 from engine.model.constrained import TextGrammar
 from engine.model.detokenise import Detokeniser, StopText
@@ -42,8 +43,10 @@ from flash.confidence import Judged
 from flash.ready import ReadyPosition, exits
 from ingest.plane import TapeRecord
 from regions.cache_priority import PrefixRetention
+from regions.offload.kv_store import NotResident
 from regions.tape import Tape
 from scheduler.interfaces import PriorityClass
+from scheduler.lifecycle import STOPPING
 from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
@@ -60,6 +63,12 @@ SESSION_RESET = Failure("rebuilding", "the session was reset to what another dae
 REBUILDING = Failure(
     "rebuilding", "its newest data is read again after a restart: ask later (recovery.while_rebuilding)"
 )
+NOT_RESIDENT = Failure(
+    "rebuilding", "its window is outside the pool, which has no room for it now: ask later"
+)
+UNREAD = "unread"
+"""Flag of an answer about words, by a model that reads none: it says nothing."""
+_ENDED = (State.FINISHED, State.FAILED, State.CANCELLED)
 Emit = Callable[[GenerationEvent], None]
 
 
@@ -118,7 +127,7 @@ class RequestRunner:
         self._confidence, self._emit, self._rebuilding, self._ready = confidence, emit, rebuilding, ready
         self._refuses, self._tau = config.recovery.while_rebuilding == "refuse", config.flash.early_exit
         self._sign_of_life_ns = min(SIGN_OF_LIFE_NS, config.query.max_wait // 4)
-        self._open: dict[int, tuple[Running, Request]] = {}
+        self._open: dict[int, tuple[Running, Sequence[Request]]] = {}
         self._again: list[Generate] = []
         self._records: dict[str, dict[int, TapeRecord]] = {}
         """By session and version, the newest record of the versions that may still be answered."""
@@ -126,7 +135,8 @@ class RequestRunner:
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Note the newest record of the new version, and forget those of versions that no request reads."""
-        read = {request.version for _, request in list(self._open.values()) if request.session == tape.name}
+        open_ = [each for _, requests in list(self._open.values()) for each in requests]
+        read = {each.version for each in open_ if each.session == tape.name}
         kept = {v: each for v, each in self._records.get(tape.name, {}).items() if v in read}
         self._records[tape.name] = kept | {version: records[-1].payload}
 
@@ -150,7 +160,8 @@ class RequestRunner:
 
     def generate(self, asked: Sequence[Generate]) -> None:
         """Have ``asked`` computed together, except for those that are answered or fail at once."""
-        made: dict[int, tuple[Running, Request]] = {}
+        made: dict[int, tuple[Running, Sequence[Request]]] = {}
+        scored: list[tuple[Generate, Prompt]] = []
         for each in asked:
             tape = self._built.tapes.get(each.session)
             if each.session and tape is None:
@@ -160,15 +171,25 @@ class RequestRunner:
             else:
                 try:
                     prompt = self._prompts.prompt(each)
-                    if tape is None or not self._exited(each, prompt, tape.version):
-                        made[each.id] = self._request(each, prompt, tape)
+                    if each.scored:
+                        scored.append((each, prompt))
+                    elif tape is None or not self._exited(each, prompt, tape.version):
+                        running, request = self._request(each, prompt, tape)
+                        made[each.id] = running, (request,)
                 except ValueError as error:
                     self._fail(each.id, _failure(error))
-        self._open |= made  # before submitting: the worker may finish first
-        self._scheduler.submit_together([request for _, request in made.values()])
+        self._submit(made)
+        # on the scheduler's thread: all forks of a session are then of one version
+        if scored and not self._scheduler.run_between(partial(self._score, scored)):
+            for each, _ in scored:
+                self._fail(each.id, STOPPING)
         for running, _ in made.values():
             if not running.asked.complete:
                 self._emit(TokensCounted(running.asked.id, running.length))
+
+    def _submit(self, made: Mapping[int, tuple[Running, Sequence[Request]]]) -> None:
+        self._open |= made  # before submitting: the worker may finish first
+        self._scheduler.submit_together([each for _, requests in made.values() for each in requests])
 
     def _request(self, asked: Generate, prompt: Prompt, tape: Tape | None) -> tuple[Running, Request]:
         """Raises ValueError for what cannot be asked or kept."""
@@ -207,10 +228,11 @@ class RequestRunner:
         """Carry out a command about a request; one that has ended is left alone."""
         if (found := self._open.get(command.id)) is None:
             return
-        running, request = found
+        running, requests = found
         if isinstance(command, CancelGeneration):
-            self._scheduler.cancel(request.id)
+            self._cancel(requests)
             return
+        (request,) = requests
         if isinstance(command, FinishPrompt):
             self._scheduler.finish(request.id)
             return
@@ -266,6 +288,95 @@ class RequestRunner:
         return True
 
     # On the scheduler's thread.
+
+    def _score(self, scored: Sequence[tuple[Generate, Prompt]]) -> None:
+        """Have the choices of ``scored`` scored, each node of their trees on a fork of its own."""
+        made = {}
+        for asked, prompt in scored:
+            try:
+                made[asked.id] = self._forked(asked, prompt)
+            except NotResident:
+                self._fail(asked.id, NOT_RESIDENT)
+            except ValueError as error:
+                self._fail(asked.id, _failure(error))
+        self._submit(made)
+
+    def _forked(self, asked: Generate, prompt: Prompt) -> tuple[Running, Sequence[Request]]:
+        """Raises ValueError for what cannot be asked, and NotResident."""
+        tape = self._built.tapes.get(asked.session)
+        if asked.session and tape is None:
+            raise ValueError(f"session {asked.session!r} was removed meanwhile")
+        assert prompt.labels is not None
+        running, whole = self._request(asked, prompt, tape)
+
+        def request(path: Tokens, choices: Tokens) -> Request:
+            return Request(
+                replace(
+                    whole.spec,
+                    prompt=[*prompt.tokens, *path],
+                    choices=choices,
+                    top_logprobs=0,
+                    tape=None,
+                    reader=None if tape is None else tape.fork(),
+                    on_token=None,
+                    on_done=partial(self._scored, running),
+                )
+            )
+
+        return running, [request(*each) for each in prompt.labels.nodes.items()]
+
+    def _scored(self, running: Running, _: Request) -> None:
+        """One node of a tree is done: the answer, if it was the last. A node that fails ends the others."""
+        asked, requests = running.asked, self._open[running.asked.id][1]
+        failed = next((each for each in requests if each.state in _ENDED[1:]), None)
+        if any(each.state not in _ENDED for each in requests):
+            if failed is None:
+                self._emit(Delta(asked.id, ""))  # a sign of life
+            else:
+                self._cancel(requests)
+            return
+        del self._open[asked.id]
+        if any(each.error is SESSION_RESET for each in requests):
+            self._again.append(asked)
+        elif failed is not None:
+            computed = sum(each.computed_tokens for each in requests)
+            self._fail(asked.id, failed.error or CANCELLED, computed)
+        else:
+            self._emit(self._scores(running, requests))
+
+    def _scores(self, running: Running, requests: Sequence[Request]) -> Finished:
+        asked, prompt, first = running.asked, running.prompt, requests[0]
+        assert prompt.labels is not None
+        assert prompt.choices is not None
+        samples = [each.samples[0] for each in requests]
+        logprobs = [
+            [logit - sample.top1 + (sample.logprob or 0.0) for logit in sample.logits] for sample in samples
+        ]
+        scores = prompt.labels.scores(dict(zip(prompt.labels.nodes, logprobs, strict=True)))
+        best, second = sorted(scores, reverse=True)[:2]
+        choice = prompt.choices[scores.index(best)]
+        record = self.record(asked.session, first.version) if asked.session else None
+        judged = None
+        if prompt.question is not None and prompt.labels.is_flat:
+            judged = self._confidence.of(asked.session, prompt.question, samples[0].logits, choice)
+        flag = UNREAD if self._format.terse is not None and not asked.session else ""
+        gap = best - second
+        return Finished(
+            id=asked.id,
+            text=choice,
+            finish="stop",
+            stop=None,
+            prompt_tokens=_prompt_tokens(first),
+            reused_tokens=first.cached_tokens,
+            answer_tokens=sum(each.computed_tokens for each in requests[1:]) + len(requests),
+            metadata=self._metadata(asked.session, first.version, record, choice, gap, judged, flag),
+            times=times_of(record) if record else None,
+            scores=tuple(scores),
+        )
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        for each in requests:
+            self._scheduler.cancel(each.id)
 
     def _on_token(self, running: Running, request: Request) -> bool:
         """As `_next`; a defect ends this answer and no other work of the batch."""
@@ -424,7 +535,7 @@ def _failure(error: ValueError) -> Failure:
 
 def _prompt_tokens(request: Request) -> int:
     """The prompt as a client counts it: of a session with the tape before the question."""
-    return len(request.prompt) + (request.cached_tokens if request.spec.tape is not None else 0)
+    return len(request.prompt) + (request.cached_tokens if request.spec.open_prompt is None else 0)
 
 
 def _stats(request: Request) -> PromptStats:

@@ -29,10 +29,14 @@ TIERS = ("cached", "ready", "computed")
 
 
 class ReadyAnswer(NamedTuple):
-    """A standing question's answer, and the times of the newest record in the version it was read from."""
+    """A standing question's answer, and the times of the newest record in the version it was read from.
+
+    ``logits``: of its choices, where they are known.
+    """
 
     answer: Answer
     times: Times
+    logits: tuple[float, ...] = ()
 
 
 @dataclass
@@ -226,9 +230,9 @@ class Sessions:
             state.halt(is_halted)
             self._store.set("foretick_session_halted", is_halted, session=session)
 
-    def answered(self, answer: Answer, times: Times) -> None:
+    def answered(self, answer: Answer, times: Times, logits: tuple[float, ...] = ()) -> None:
         """A standing question has a new answer; ``times`` of its version's newest record."""
-        self.states[answer.session].answered(ReadyAnswer(answer, times))
+        self.states[answer.session].answered(ReadyAnswer(answer, times, logits))
 
     def questions_set(self, session: str, questions: Sequence[Question]) -> None:
         """A session has these standing questions from now on; answers to others are forgotten."""

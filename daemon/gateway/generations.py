@@ -275,15 +275,18 @@ class Generations:
             return request, None
         state = self._sessions.state(request.session)
         self._sessions.check_trading(request.session)
-        known = self._meant(request.session, request.turns, request.choices)
+        if request.scored:
+            known = state.lookup.find(request.meant, request.choices)
+        else:
+            known = self._meant(request.session, request.turns, request.choices)
         if known is not None:
             question, ready = known.question, state.ready(known.hash)
             choices = () if request.schema is not None else question.choices or ()
             request = msgspec.structs.replace(request, question=question, choices=choices)
-            if ready is not None and _serves(ready.answer.text, question, request):
+            if ready is not None and _serves(ready, question, request):
                 return request, _finished(ready, state)
             check_computed(question)
-        elif request.turns:
+        elif request.turns and not request.scored:
             # its name, with other choices
             text = state.lookup.text_of(request.turns[-1].text)
             last = msgspec.structs.replace(request.turns[-1], text=text)
@@ -337,8 +340,10 @@ def _seeded(request: Generate) -> Generate:
     return request
 
 
-def _serves(text: str, question: Question, request: Generate) -> bool:
+def _serves(ready: ReadyAnswer, question: Question, request: Generate) -> bool:
     """Whether a ready answer is all that the request asks for: the likeliest, as long, and nothing beside."""
+    if request.scored:
+        return bool(ready.logits)
     if request.temperature or request.schema is not None or request.top_logprobs is not None:
         return False
     if question.choices:
@@ -347,7 +352,7 @@ def _serves(text: str, question: Question, request: Generate) -> bool:
         return False
     if question.answer == "number":
         return True
-    if any(stop in text for stop in request.stop):
+    if any(stop in ready.answer.text for stop in request.stop):
         return False
     return request.max_tokens is None or request.max_tokens >= question.max_tokens
 
@@ -363,6 +368,7 @@ def _finished(ready: ReadyAnswer, state: SessionState) -> Finished:
         reused_tokens=0,
         answer_tokens=0,
         metadata=messages.ReplyMetadata(**state.metadata(ready)),
+        scores=ready.logits,
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 from daemon.api.compatible import ApiError, Extension, Object, Reason, ReplyIdentity, sse
 from daemon.api.generation import MAX_LOGPROBS, MAX_MESSAGES, Finish, Finished, ModelCatalog, Turn
 from daemon.api.messages import Count, ReplyMetadata
+from daemon.api.systemone import ModelCard, cards
 
 MAX_ANSWERS = 16
 """Most answers to one request."""
@@ -127,15 +128,16 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """All models."""
+    """All models; ``models`` are the same for clients of System One."""
 
     data: tuple[Model, ...]
+    models: tuple[ModelCard, ...]
     object: str = "list"
 
 
 def models(served: ModelCatalog) -> Models:
     """The reply to `GET /v1/models`."""
-    return Models(tuple(Model(name, served.since) for name in served.names))
+    return Models(tuple(Model(name, served.since) for name in served.names), cards(served))
 
 
 def error_body(problem: ApiError) -> OpenAIError:

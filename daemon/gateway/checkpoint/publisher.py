@@ -311,7 +311,7 @@ class Publisher:
             delivered = partial(self._delivered, answer, said, event.times, time.monotonic_ns())
             headers = {"answer_id": answer.answer_id.encode()}
             self.outbox.put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
-        self._sessions.answered(answer, event.times)
+        self._sessions.answered(answer, event.times, event.logits)
         self._arrived(answer.session, answer.data_version, version)
 
     def repeated(self, event: protocol.Repeated) -> None:
@@ -325,7 +325,8 @@ class Publisher:
             return
         if known is None or known.answer.as_of < event.answer.as_of:
             answer = self._complete(event, _Version(event.inputs))
-            self._sessions.answered(msgspec.structs.replace(answer, published_at=0), event.times)
+            ready = msgspec.structs.replace(answer, published_at=0)
+            self._sessions.answered(ready, event.times, event.logits)
 
     def _delivered(
         self, answer: Answer, said: PublishedValue, times: Times, since: int, outcome: DeliveryOutcome
