@@ -5,6 +5,7 @@ options are scored as wholes, and their probabilities are over the options as gi
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import exp
@@ -36,6 +37,10 @@ _TYPES: dict[Reason, str] = {
     "shutting_down": "overloaded_error",
     "timeout": "timeout_error",
 }
+
+
+_PART = re.compile(r"[^.\[\]]+")
+"""A name or an index in the path of a member; names of questions are not in it."""
 
 
 class NoulCriteria(msgspec.Struct, frozen=True, rename={"yes": "true", "no": "false"}):
@@ -173,7 +178,7 @@ class DecisionResponse(msgspec.Struct, frozen=True):
 class Invalid(msgspec.Struct, frozen=True):
     """What is wrong with a request, and where."""
 
-    loc: tuple[str, ...]
+    loc: tuple[str | int, ...]
     msg: str
     type: str
 
@@ -195,7 +200,7 @@ def error_body(problem: ApiError) -> DecisionError:
     """See `daemon.api.compatible.ErrorBody`."""
     if problem.reason != "invalid":
         return DecisionError(Refused(_TYPES.get(problem.reason, problem.reason), problem.message))
-    where = () if problem.param is None else tuple(problem.param.replace("[...]", "").split("."))
+    where = (int(part) if part.isdigit() else part for part in _PART.findall(problem.param or ""))
     kind = "missing" if "missing required" in problem.message else "value_error"
     return DecisionError((Invalid(("body", *where), problem.message, kind),))
 

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from math import log
 from typing import get_args
+
+import msgspec
 
 from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, TopLogprob
 from daemon.api.messages import Code, QueryError, ReplyMetadata
@@ -31,6 +34,7 @@ SESSION = ReplyMetadata(
 class FakeGenerator:
     """Answers "Up we go". A text that is an error code fails with it; "late CODE" fails after a piece.
 
+    A scored one finds each choice half as likely as the one before. "no data" is a session without any.
     "slow" never begins, "hangs" never ends, and "broken" is a defect. "held TEXT" waits for `release`.
     """
 
@@ -75,6 +79,8 @@ class FakeGenerator:
 
     async def _one(self, request: Generate) -> AsyncGenerator[Event, None]:
         text = request.turns[-1].text if request.turns else request.text
+        if request.scored:
+            text = text.partition("\n")[0]
         if text.startswith("held "):
             await self.release.wait()
             text = text[5:]
@@ -94,6 +100,9 @@ class FakeGenerator:
             await asyncio.Event().wait()
         if request.stream:
             yield Delta(0, " we go")
+        read = SESSION if request.session else POOL
+        if text == "no data":
+            read = msgspec.structs.replace(read, data_version=0)
         length, stop = request.max_tokens == 2, request.stop[0] if request.stop else None
         yield Finished(
             id=0,
@@ -103,6 +112,7 @@ class FakeGenerator:
             prompt_tokens=10,
             reused_tokens=4,
             answer_tokens=2,
-            metadata=SESSION if request.session else POOL,
+            metadata=read,
             logprobs=logprobs,
+            scores=tuple(-n * log(2) for n in range(len(request.choices))) if request.scored else (),
         )
