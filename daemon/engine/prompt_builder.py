@@ -248,10 +248,11 @@ class PromptBuilder:
 
     def _whole(self, choices: Sequence[str]) -> LabelTree:
         """Raises ValueError for an empty choice, and for two that are one for this model."""
-        if not all(each.strip() for each in choices):
+        texts = [self._format.without_special(each) for each in choices]
+        if not all(map(str.strip, texts)):
             raise ValueError("an empty choice")
-        texts = (self._format.answer_prefix + self._format.without_special(each) for each in choices)
-        return LabelTree.of([tuple(self._format.encode(text)) for text in texts])
+        before = self._format.answer_prefix
+        return LabelTree.of([tuple(self._format.encode(before + text)) for text in texts])
 
     def _without_special(self, asked: Generate) -> Generate:
         """What is asked is about somebody else's text: its special tokens are blanks."""

@@ -68,7 +68,7 @@ NOT_RESIDENT = Failure(
 )
 UNREAD = "unread"
 """Flag of an answer about words, by a model that reads none: it says nothing."""
-_ENDED = (State.FINISHED, State.FAILED, State.CANCELLED)
+_WAITING = (State.QUEUED, State.RUNNING)
 Emit = Callable[[GenerationEvent], None]
 
 
@@ -328,9 +328,9 @@ class RequestRunner:
     def _scored(self, running: Running, _: Request) -> None:
         """One node of a tree is done: the answer, if it was the last. A node that fails ends the others."""
         asked, requests = running.asked, self._open[running.asked.id][1]
-        failed = next((each for each in requests if each.state in _ENDED[1:]), None)
-        if any(each.state not in _ENDED for each in requests):
-            if failed is None:
+        is_whole = all(each.state in (State.FINISHED, *_WAITING) for each in requests)
+        if any(each.state in _WAITING for each in requests):
+            if is_whole:
                 self._emit(Delta(asked.id, ""))  # a sign of life
             else:
                 self._cancel(requests)
@@ -338,11 +338,11 @@ class RequestRunner:
         del self._open[asked.id]
         if any(each.error is SESSION_RESET for each in requests):
             self._again.append(asked)
-        elif failed is not None:
-            computed = sum(each.computed_tokens for each in requests)
-            self._fail(asked.id, failed.error or CANCELLED, computed)
-        else:
+        elif is_whole:
             self._emit(self._scores(running, requests))
+        else:
+            why = next((each.error for each in requests if each.error is not None), CANCELLED)
+            self._fail(asked.id, why, sum(each.computed_tokens for each in requests))
 
     def _scores(self, running: Running, requests: Sequence[Request]) -> Finished:
         asked, prompt, first = running.asked, running.prompt, requests[0]
