@@ -56,6 +56,18 @@ def fetched(suite: Suite) -> tuple[Path, Path]:
     return python, home / "source" / suite.root
 
 
+def environment(name: str, *packages: str) -> Path:
+    """Folder of the programs of an environment with just these packages. Skips offline, but not in CI."""
+    home = CACHE / name
+    if not (home / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home / "environment")], check=True)
+        _registry(
+            [str(home / "environment" / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
+        )
+        (home / "done").touch()
+    return home / "environment" / "bin"
+
+
 def _registry(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
