@@ -113,7 +113,7 @@ OUTCOMES: tuple[str, ...] = (
 )
 # How a label ended: what it says of the answer, or an error's code.
 LABEL_OUTCOMES: tuple[str, ...] = ("right", "wrong", "unknown_version", "not_calibrated", "repeated", OTHER)
-# How a request of the OpenAI and Anthropic APIs ended: client_closed, when the client left.
+# How a request of the OpenAI, Anthropic and System One APIs ended: client_closed, when the client left.
 API_OUTCOMES: tuple[str, ...] = (
     "done",
     "client_closed",
@@ -524,7 +524,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_api_requests_total",
-        "Requests of the OpenAI and Anthropic APIs, by how they ended (client_closed: the client left). "
+        "Requests of the OpenAI, Anthropic and System One APIs, by how they ended (client_closed: the client left). "
         "Worry when engine or timeout grows.",
         outcome=API_OUTCOMES,
     ),

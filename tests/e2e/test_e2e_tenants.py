@@ -112,6 +112,7 @@ async def test_lists_have_what_the_tenant_sees(house: House) -> None:
 
 async def test_a_hidden_session_is_told_of_in_the_words_of_an_absent_one(house: House) -> None:
     chat = {"messages": [{"role": "user", "content": "up?"}], "max_tokens": 4}
+    decide = {"questions": {"a": {"type": "noul", "instructions": "up?"}}}
 
     def http(method: str, path: str, body: object = None) -> Callable[[str], Awaitable[bytes]]:
         async def ask(name: str) -> bytes:
@@ -136,6 +137,8 @@ async def test_a_hidden_session_is_told_of_in_the_words_of_an_absent_one(house: 
         http("GET", "/v1/models/session:NAME"),
         http("POST", "/v1/chat/completions", chat | {"model": "session:NAME"}),
         http("POST", "/v1/messages", chat | {"model": "session:NAME"}),
+        http("POST", "/v1/systemone", decide | {"model": "session:NAME", "state": ""}),
+        http("POST", "/v1/systemone", decide | {"model": "jev-latest", "state": {"session": "NAME"}}),
         http("POST", "/v1/messages/count_tokens", {**chat, "model": "session:NAME"}),
         over_zeromq,
     ]

@@ -245,6 +245,39 @@ def test_members_decide_only_whether_the_ready_answer_serves(question, by_name, 
     asyncio.run(asked_of_a_session(question, f"  {text.replace(' ', chr(10))} " if spaced else text, more))
 
 
+@pytest.mark.parametrize("meant", ["side", f" {SIDE.text} "])
+async def test_a_scored_standing_question_has_its_ready_answer_s_logits(rig: Rig, meant: str) -> None:
+    rig.sessions.questions_set("aaa", [SIDE])
+    ready = answer(1, "aaa", SIDE.name, SIDE.hash)
+    turns = (Turn("user", "composed words"),)
+    asked = Generate(session="aaa", turns=turns, choices=SIDE.choices or (), scored=True, meant=meant)
+    rig.sessions.answered(ready, times_of(1), (1.5, -0.5))
+    done = (await rig.all(asked))[-1][1]
+    assert (done.scores, done.metadata.cached, done.computed_tokens) == ((1.5, -0.5), True, 0)
+    assert rig.sent == []
+
+
+@pytest.mark.parametrize(
+    ("meant", "choices", "means"), [("side", True, True), ("side", False, False), ("Up?", True, False)]
+)
+async def test_a_scored_question_without_ready_logits_is_computed(
+    rig: Rig, meant: str, choices: bool, means: bool
+) -> None:
+    rig.sessions.questions_set("aaa", [SIDE])
+    rig.sessions.answered(answer(1, "aaa", SIDE.name, SIDE.hash), times_of(1))
+    given = (SIDE.choices or ()) if choices else ("ONE", "TWO")
+    turns = (Turn("user", "side"),)
+    running = asyncio.ensure_future(
+        rig.all(Generate(session="aaa", turns=turns, choices=given, scored=True, meant=meant))
+    )
+    await until(lambda: rig.sent)
+    ((sent,),) = [each["requests"] for each in rig.sent]
+    found = msgspec.convert(sent, Generate)
+    assert (found.question, found.choices, found.turns) == (SIDE if means else None, given, turns)
+    rig.pending.on_event(msgspec.structs.replace(finished(found.id), scores=(0.0, -1.0)))
+    assert (await running)[-1][1].scores == (0.0, -1.0)
+
+
 async def test_the_tokens_of_a_standing_question_are_counted_by_its_text(rig: Rig) -> None:
     rig.sessions.questions_set("aaa", [SIDE])
     for text, expected in (("side", SIDE), (SIDE.text, SIDE), ("Up?", None)):
