@@ -524,8 +524,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_api_requests_total",
-        "Requests of the OpenAI, Anthropic and System One APIs, by how they ended (client_closed: the client left). "
-        "Worry when engine or timeout grows.",
+        "Requests of the OpenAI, Anthropic and System One APIs, by how they ended (client_closed: the client "
+        "left). Worry when engine or timeout grows.",
         outcome=API_OUTCOMES,
     ),
     _counter(

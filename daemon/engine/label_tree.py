@@ -39,7 +39,7 @@ class LabelTree:
 
     def scores(self, logprobs: Mapping[Tokens, Sequence[float]]) -> list[float]:
         """Log probability of each choice; ``logprobs``: at each node, of its tokens in their order."""
-        reached = {(): 0.0}
+        reached: dict[Tokens, float] = {(): 0.0}
         for path, after in sorted(self.nodes.items(), key=lambda each: len(each[0])):
             for token, logprob in zip(after, logprobs[path], strict=True):
                 reached[*path, token] = reached[path] + logprob
