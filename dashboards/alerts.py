@@ -32,7 +32,7 @@ class Alert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"wa
 
 
 class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file. ``causes``: PromQL by name, with the label `instance`."""
+    """The file. ``causes``: PromQL of what makes an alert a symptom, by name: `on (labels) (expression)`."""
 
     causes: dict[str, str]
     alerts: tuple[Alert, ...]
@@ -41,7 +41,7 @@ class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The alert's PromQL on one line, which finds nothing where a cause explains it."""
         if not alert.symptom_of:
             return _line(alert.expr)
-        causes = "".join(f" unless on (instance) ({_line(self.causes[each])})" for each in alert.symptom_of)
+        causes = "".join(f" unless {_line(self.causes[each])}" for each in alert.symptom_of)
         return f"({_line(alert.expr)}){causes}"
 
 
@@ -97,6 +97,7 @@ def runbook(found: Alerts) -> str:
 
 def _grafana_rule(alert: Alert, expression: str) -> dict[str, Any]:
     query = {"refId": "A", "expr": expression, "instant": True}
+    summary = _line(alert.summary).replace("$value", "$values.A.Value")
     fires = {"refId": "B", "type": "math", "expression": "is_number($A)"}
     return {
         "uid": re.sub(r"(?<!^)(?=[A-Z])", "-", alert.name).lower(),
@@ -115,7 +116,7 @@ def _grafana_rule(alert: Alert, expression: str) -> dict[str, Any]:
         "noDataState": "OK",
         "execErrState": "Error",
         "labels": {"severity": alert.severity},
-        "annotations": {"summary": _line(alert.summary), "runbook": alert.page},
+        "annotations": {"summary": summary, "runbook": alert.page},
     }
 
 

@@ -319,6 +319,12 @@ METRICS: tuple[Metric, ...] = (
         "source",
         kind=FAULT_NAMES,
     ),
+    _gauge(
+        "foretick_symbols_silent",
+        "Symbols of which nothing came for far longer than is usual, while their venue is open. Worry above "
+        "0: a feed that is connected and dead.",
+        "source",
+    ),
     _counter(
         "foretick_price_jumps_total",
         "Records with a price beyond price_jump. Worry at any increase: a wrong price, or a split.",

@@ -105,10 +105,8 @@ class HttpServer:
         Where the service manager passes a socket by the name `http`, that is it, whatever host and port say.
         """
         # Bind here: uvicorn would exit the process on failure.
-        passed = inherited_socket("http")
-        self._listener = (
-            _bind(self._host, self._asked_port) if passed is None else socket.socket(fileno=passed)
-        )
+        passed = inherited_socket("http", keyed=self._access.required)
+        self._listener = passed or _bind(self._host, self._asked_port)
         allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
         # the kernel cuts a connection whose client reads nothing

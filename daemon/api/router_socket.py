@@ -72,8 +72,8 @@ class RouterSocket:
             (zmq.HEARTBEAT_TIMEOUT, _GONE_MS),
         ):
             socket.setsockopt(option, value)
-        if (passed := inherited_socket("query")) is not None:
-            socket.setsockopt(zmq.USE_FD, passed)
+        if (passed := inherited_socket("query", keyed=self._access.required)) is not None:
+            socket.setsockopt(zmq.USE_FD, passed.detach())
         try:
             socket.bind(self.endpoint)
         except zmq.ZMQError as error:

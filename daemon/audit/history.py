@@ -11,7 +11,9 @@ import msgspec
 
 from daemon.audit.broker import Broker
 from feeds.codec import decode_message
+from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.market_data import Answer
+from feeds.source import Incoming, Partition
 
 COLUMNS = (
     "as_of", "session", "symbol", "question", "data_version", "text", "value", "choice", "probability",
@@ -32,13 +34,14 @@ class Wanted:
 
     sessions: frozenset[str] = frozenset()
     questions: frozenset[str] = frozenset()
-    since_ns: int = 0
-    until_ns: int = 2**63 - 1
+    since_ns: int | None = None
+    until_ns: int | None = None
 
     def has(self, answer: Answer) -> bool:
         """Whether it is one of them."""
         return (
-            self.since_ns <= answer.as_of < self.until_ns
+            (self.since_ns is None or self.since_ns <= answer.as_of)
+            and (self.until_ns is None or answer.as_of < self.until_ns)
             and (not self.sessions or answer.session in self.sessions)
             and (not self.questions or answer.question in self.questions)
         )
@@ -48,27 +51,45 @@ async def published(broker: Broker, topic: str, wanted: Wanted) -> AsyncGenerato
     """The answers of a topic, partition by partition; one that was published again comes once.
 
     An answer is published after its data, so reading begins where the topic's clock says ``since_ns``, and a
-    minute before, for clocks that are apart. Raises BrokerError, OffsetsGone.
+    minute before, for clocks that are apart. What retention deletes meanwhile is missing. Raises BrokerError.
     """
-    seen = set[str]()
     async with broker.reader() as reader:
         for partition, span in (await reader.spans([topic])).items():
             first: int | None = span.start
-            if wanted.since_ns:
-                first = await reader.offset_at(partition, wanted.since_ns - _APART_NS)
+            if wanted.since_ns is not None:
+                first = await reader.offset_at(partition, max(0, wanted.since_ns - _APART_NS))
             if first is None:
                 continue
-            async for batch in reader.read(partition, range(first, span.stop)):
+            seen = set[str]()  # an answer is published again on its own partition
+            async for batch in _left(reader, partition, range(first, span.stop)):
                 for record in batch:
-                    try:
-                        message = decode_message(record.payload)
-                    except ValueError:
-                        continue
-                    if not isinstance(message, Answer) or not wanted.has(message):
-                        continue
-                    if message.answer_id not in seen:
-                        seen.add(message.answer_id)
-                        yield message
+                    answer = _answer_in(record.payload)
+                    if answer is not None and wanted.has(answer) and answer.answer_id not in seen:
+                        seen.add(answer.answer_id)
+                        yield answer
+
+
+async def _left(
+    reader: KafkaRange, partition: Partition, span: range
+) -> AsyncGenerator[list[Incoming], None]:
+    """The records of a span, from where the topic begins now, if that is later."""
+    while True:
+        try:
+            async for batch in reader.read(partition, span):
+                yield batch
+                span = range(batch[-1].offset + 1, span.stop)
+        except OffsetsGone as error:
+            span = range(max(error.first, span.start), span.stop)
+        else:
+            return
+
+
+def _answer_in(payload: bytes) -> Answer | None:
+    try:
+        message = decode_message(payload)
+    except ValueError:
+        return None
+    return message if isinstance(message, Answer) else None
 
 
 def row_of(answer: Answer) -> Row:

@@ -15,7 +15,6 @@ from daemon.cli.options import EXIT_CONFIG, read_config, set_option
 from feeds.connector import SettingError
 from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
-from feeds.kafka_range import OffsetsGone
 from feeds.timestamps import parse_instant
 
 
@@ -52,15 +51,13 @@ def command(
     """
     try:
         broker, name = _broker(topic, bootstrap, config_path, settings)
-        wanted = Wanted(
-            frozenset(sessions), frozenset(questions), _instant(since), _instant(until) or 2**63 - 1
-        )
+        wanted = Wanted(frozenset(sessions), frozenset(questions), _instant(since), _instant(until))
         with ExitStack() as stack:
             asyncio.run(_written(broker, name, wanted, _writer(output, stack)))
     except ModuleNotFoundError as error:
         click.echo(f"--output: Parquet needs {error.name}: pip install 'foretick[parquet]'", err=True)
         sys.exit(EXIT_CONFIG)
-    except (SettingError, BrokerError, OffsetsGone, OSError, ValueError) as error:
+    except (SettingError, BrokerError, OSError, ValueError) as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_CONFIG)
 
@@ -90,10 +87,10 @@ def _writer(output: Path | None, stack: ExitStack) -> Callable[[Row], None]:
     return write
 
 
-def _instant(text: str) -> int:
-    """In ns, by this machine's clock; 0 without. Raises ValueError."""
+def _instant(text: str) -> int | None:
+    """In ns, by this machine's clock; None without. Raises ValueError."""
     if not text:
-        return 0
+        return None
     try:
         return time.time_ns() - parse_duration(text)
     except ValueError:

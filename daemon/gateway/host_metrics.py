@@ -1,8 +1,6 @@
 """What a daemon needs of its machine and may run out: certificates, and room on the snapshots' disk."""
 
 import os
-
-# Only ssl's own tests use it by contract, but no public call reads a certificate that signs no others.
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +8,8 @@ from daemon.config import schema
 from feeds.kafka_security import KafkaSecurity
 from metrics.store import MetricStore
 from support.certificates import validities_in
+
+FREE = "foretick_snapshot_disk_free_ratio"
 
 
 class HostMetrics:
@@ -27,7 +27,7 @@ class HostMetrics:
     def note(self) -> None:
         """Measure what changes."""
         free = 1.0 if self._disk is None else free_ratio(self._disk)
-        self._store.set("foretick_snapshot_disk_free_ratio", free)
+        self._store.set(FREE, free)
 
 
 def expiry_of(certificate: str | Path) -> float:
@@ -39,10 +39,16 @@ def expiry_of(certificate: str | Path) -> float:
 
 
 def free_ratio(directory: Path) -> float:
-    """Share of the directory's disk that this user may still fill, 0 to 1; of its parent before it exists."""
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
-    found = os.statvfs(directory)
+    """Share of the directory's disk that this user may still fill, 0 to 1; of its parent before it exists.
+
+    0 where the disk does not answer.
+    """
+    try:
+        while not directory.exists() and directory != directory.parent:
+            directory = directory.parent
+        found = os.statvfs(directory)
+    except OSError:
+        return 0.0
     return found.f_bavail / found.f_blocks if found.f_blocks else 1.0
 
 

@@ -46,9 +46,9 @@ LEVEL = 0.05
 EMPTY = 0.002
 """The same of a ring of which all was taken but what came just now."""
 NOTIFY_S = 0.5
+"""How often the engine learns up to when the source was read."""
 _HELD_UP_S = 2 * NOTIFY_S
 """Between two looks at what is silent: after a longer time this process did not run, so nothing is known."""
-"""How often the engine learns up to when the source was read."""
 
 
 class SourceRunner:
@@ -234,6 +234,7 @@ class SourceRunner:
         for symbol in flow.silence.newly_silent(now, wall, self._decoder.is_read):
             self._store.inc("foretick_feed_faults_total", source=self.source.name, kind=SILENT.name)
             log.warning("source %s: nothing came of %s for unusually long", self.source.name, symbol)
+        self._store.set("foretick_symbols_silent", flow.silence.silent, source=self.source.name)
 
     async def commit_periodically(self) -> None:
         """Commit every second, and look at what others have committed."""

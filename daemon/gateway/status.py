@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from daemon.api.health import Health, health_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.engine_manager import EngineManager
-from daemon.gateway.host_metrics import HostMetrics
+from daemon.gateway.host_metrics import FREE, HostMetrics
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.queries import visible
 from daemon.gateway.reconfigure import LiveSessions
@@ -62,7 +62,8 @@ class Status:
             retries.update(getattr(sink, "retries", 0))
             handshakes.update(getattr(sink, "handshakes_failed", 0))
         self._inputs.note()
-        self._host.note()
+        if FREE in chosen:
+            self._host.note()
         return exposition(self._store, self._inputs.gauges(), chosen)
 
     def health(self, client: Client) -> Health:

@@ -26,6 +26,7 @@ def _connections() -> list[object]:
         gauges("Connected", "none", "foretick_source_up", "source", over="min"),
         series("Failures a second", "short", *failures),
         gauges("Silence of the venue", "s", "foretick_venue_silence_seconds", "session"),
+        gauges("Silent symbols", "short", "foretick_symbols_silent", "source", over="sum"),
         gauges("Shortest delay by venue", "s", "foretick_venue_delay_seconds", "venue", over="min"),
         rates("Heartbeats a second", "foretick_heartbeats_total", "source"),
         gauges("Kafka records not read yet", "short", "foretick_consumer_lag_records", "partition"),

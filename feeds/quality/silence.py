@@ -159,6 +159,11 @@ class SilenceMonitor:
             self._limits[number] = now + _REFRESH_NS, limit
         return 0 < limit < quiet
 
+    @property
+    def silent(self) -> int:
+        """How many symbols are silent, as of the last call of `newly_silent`."""
+        return len(self._silent)
+
     def has_seen(self, symbol: str) -> bool:
         """Whether anything of a symbol came from this source."""
         number = self._numbers.get(symbol)

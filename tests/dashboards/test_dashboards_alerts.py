@@ -47,6 +47,7 @@ HEALTHY: Series = {
     "foretick_engine_up": f"1x{SAMPLES}",
     "foretick_engine_restarts_total": NEVER,
     'foretick_source_up{source="kafka"}': f"1x{SAMPLES}",
+    'foretick_symbols_silent{source="kafka"}': NEVER,
     'foretick_records_total{source="kafka"}': GROWS,
     'foretick_session_records_total{session="btc"}': GROWS,
     'foretick_bars_total{session="btc"}': GROWS,
@@ -91,7 +92,7 @@ FAULTS: dict[str, Series] = {
         'foretick_checkpoints_total{source="kafka",outcome="failed"}': BEGINS,
         'foretick_publish_retries_total{sink="kafka"}': BEGINS,
     },
-    "ForetickFeedSilent": {'foretick_feed_faults_total{source="kafka",kind="silent"}': "0x70 1x10"},
+    "ForetickFeedSilent": {'foretick_symbols_silent{source="kafka"}': "0x40 1x40"},
     "ForetickFeedGap": {'foretick_records_lost_upstream_total{source="kafka"}': "0x60 3x20"},
     "ForetickFeedFaults": {'foretick_feed_faults_total{source="kafka",kind="crossed"}': "0x40 0+1x40"},
     "ForetickDeadLetters": {'foretick_dead_letters_total{stage="read"}': "0x60 1x20"},
@@ -123,9 +124,12 @@ FAULTS: dict[str, Series] = {
     "ForetickSnapshotDiskFull": {
         "foretick_snapshot_disk_free_ratio": "0.6x40 0.03x40",
         'foretick_snapshot_write_failures_total{reason="disk"}': "0x60 1x20",
+    },
+    "ForetickProgressNotWritten": {
+        "foretick_snapshot_disk_free_ratio": "0.6x40 0.03x40",
+        'foretick_snapshot_write_failures_total{reason="disk"}': "0x60 1x20",
         "foretick_recovery_progress_failed_total": BEGINS,
     },
-    "ForetickProgressNotWritten": {"foretick_recovery_progress_failed_total": BEGINS},
     "ForetickIdleSessionsNotSpilled": {"foretick_spill_failures_total": "0x60 1x20"},
     "ForetickClockSkewed": {'foretick_clock_skew_records_total{source="kafka"}': BEGINS},
     "ForetickTaskEnded": {'foretick_tasks_ended_total{outcome="failed"}': "0x60 1x20"},
@@ -175,7 +179,7 @@ def test_what_the_runbook_names_exists(alert: alerts.Alert):
         assert name in BY_NAME
 
 
-def test_every_alert_has_a_fault_and_names_are_told_from_each_other():
+def test_every_alert_has_a_fault_and_an_id_of_its_own_in_grafana():
     assert list(FAULTS) == NAMES
     rules = yaml.safe_load(alerts.grafana(FOUND))["groups"][0]["rules"]
     uids = [rule["uid"] for rule in rules]

@@ -35,18 +35,55 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+OURS = {"LISTEN_PID": str(os.getpid())}
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"},
         {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"},
-        {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "query"},
-        {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "query:http"},
+        OURS | {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "query"},
+        OURS | {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "query:http"},
+        OURS | {"LISTEN_FDS": "", "LISTEN_FDNAMES": "http"},
         {},
     ],
 )
 def test_sockets_of_other_processes_and_names_are_not_taken(environment: dict[str, str]) -> None:
-    assert inherited_socket("http", environment) is None
+    assert inherited_socket("http", keyed=False, environment=environment) is None
+
+
+def passed(made: socket.socket, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a process that gets this socket as the first one."""
+    monkeypatch.setattr("support.inherited_sockets._FIRST", made.detach())
+    return OURS | {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+
+
+def test_a_socket_of_loopback_is_served_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = socket.create_server(("127.0.0.1", 0))
+    port = made.getsockname()[1]
+    found = inherited_socket("http", keyed=False, environment=passed(made, monkeypatch))
+    assert found is not None
+    with found:
+        assert (found.getsockname()[1], found.get_inheritable(), found.getblocking()) == (port, False, False)
+
+
+def test_one_that_others_reach_needs_keys_and_tcp_and_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    public = passed(socket.create_server(("0.0.0.0", 0)), monkeypatch)
+    with pytest.raises(OSError, match="need keys"):
+        inherited_socket("http", keyed=False, environment=public)
+    public = passed(socket.create_server(("0.0.0.0", 0)), monkeypatch)
+    with inherited_socket("http", keyed=True, environment=public) or pytest.fail("it was passed"):
+        pass
+    local = socket.socket(socket.AF_UNIX)
+    local.bind(str(tmp_path / "socket"))
+    with pytest.raises(OSError, match="not of TCP"):
+        inherited_socket("http", keyed=True, environment=passed(local, monkeypatch))
+    twice = OURS | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "http:http"}
+    with pytest.raises(OSError, match="2 sockets named http"):
+        inherited_socket("http", keyed=True, environment=twice)
 
 
 class Manager:
@@ -107,7 +144,7 @@ class Visitor:
             self._thread.join()
 
 
-def test_a_restart_refuses_nobody(manager: Manager) -> None:
+def test_a_restart_refuses_no_request(manager: Manager) -> None:
     def sessions() -> list[str]:
         with QueryClient(f"tcp://127.0.0.1:{manager.query_port}", timeout_s=90) as client:
             return [each.name for each in client.sessions().sessions]

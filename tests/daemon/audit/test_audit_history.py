@@ -108,6 +108,9 @@ def test_filters_are_by_session_question_and_the_time_of_the_data(topic: Topic) 
     if topic.is_real:  # the mock broker does not look up times
         assert versions("--since", "2024-08-09T00:00:03Z", "--until", "2024-08-09T00:00:05Z") == [3, 4]
     assert versions("--since", "1h") == []
+    assert versions("--until", "1970-01-01T00:00:00Z") == []
+    if topic.is_real:
+        assert len(versions("--since", "1970-01-01T00:00:30Z")) == 6
 
 
 def test_json_lines_and_parquet_hold_the_same(topic: Topic, tmp_path: Path) -> None:
@@ -128,16 +131,16 @@ def test_json_lines_and_parquet_hold_the_same(topic: Topic, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("nothing", "--output", "a.xls"), ".csv, .jsonl, .parquet"),
         (("nothing",), "has no topic 'nothing'"),
         (("nothing", "--since", "yesterday"), "yesterday"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(topic: Topic, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_is_one_sentence(topic: Topic, arguments: tuple[str, ...], message: str) -> None:
     done = invoke("history", *arguments, "--bootstrap", topic.bootstrap)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert invoke("history", "answers").exit_code == 2
