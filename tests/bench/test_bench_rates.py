@@ -40,7 +40,9 @@ def test_frames_of_a_stream_to_bars() -> None:
 
 async def test_sessions_of_patterns_are_opened_and_answered_from_a_small_pool() -> None:
     plan = patterns.PatternsPlan((2,), 2, 5)
-    found, opened_s, megabytes = await patterns.measure_one(plan, 2, "by pattern, small pool", threads=1)
+    found, opened_s, level_s, megabytes = await patterns.measure_one(
+        plan, 2, "by pattern, small pool", threads=1
+    )
     assert found.took_ns
     assert 0 < found.answered <= 1
     assert opened_s > 0
