@@ -46,9 +46,8 @@ HEADERS = [
     ("referrer-policy", "no-referrer"),
 ]
 """Of every response: they keep it from pages of other origins."""
-_OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
+_OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/decisions", "/v1/models")
 _ANTHROPIC = "/v1/messages"
-_DECISIONS = ("/v1/systemone", "/v1/decisions")
 
 
 def client_of(connection: HTTPConnection) -> Client:
@@ -142,7 +141,7 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
     theirs = path == "/v1/models" or path.startswith("/v1/models/")
     if path.startswith(_ANTHROPIC) or (theirs and "anthropic-version" in Headers(scope=scope)):
         return error_response(api_error_of(error), anthropic.error_body)
-    if path in _DECISIONS:
+    if path == systemone.PATH:
         return error_response(api_error_of(error), systemone.error_body)
     if theirs or path in _OPENAI:
         return error_response(api_error_of(error), common.error_body)

@@ -16,7 +16,7 @@ from daemon.api.messages import Pushed
 from daemon.api.openai import common
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
-from daemon.api.serving import DECISIONS, MESSAGES, OPENAI
+from daemon.api.serving import MESSAGES, OPENAI
 from daemon.api.sse import EventsQuery
 from feeds.decimals import Fixed
 from feeds.market_data import Received
@@ -311,7 +311,10 @@ _MODEL = (common.Model, common.OpenAIError), (anthropic.ModelInfo, anthropic.Ant
 _BOTH = "OpenAI and Anthropic"
 ENDPOINTS = (
     *(
-        Endpoint(api.name, api.path, api.summary, ((api.reply, error),), api.request, api.harmless)
+        Endpoint(
+            api.name, api.path, api.summary, ((api.reply, error),), api.request, api.harmless,
+            streams="stream" in api.request.__struct_fields__,
+        )
         for apis, error in ((OPENAI, common.OpenAIError), ((MESSAGES,), anthropic.AnthropicError))
         for api in apis
     ),
@@ -320,13 +323,10 @@ ENDPOINTS = (
         ((anthropic.Counted, anthropic.AnthropicError),), anthropic.CountRequest, anthropic.HARMLESS,
         streams=False,
     ),
-    *(
-        Endpoint(
-            name, path, "System One: probabilities of typed questions about text, JSON or a session",
-            ((systemone.DecisionResponse, systemone.DecisionError),), systemone.DecisionRequest,
-            streams=False, invalid=422,
-        )
-        for name, path in zip(("systemOne", "decisions"), DECISIONS, strict=True)
+    Endpoint(
+        "systemOne", systemone.PATH, "System One: probabilities of answers about text, JSON or a session",
+        ((systemone.DecisionResponse, systemone.DecisionError),), systemone.DecisionRequest,
+        streams=False, invalid=422,
     ),
     Endpoint("models", "/v1/models", f"{_BOTH}: all models, and each session as one", _MODELS),
     Endpoint("model", "/v1/models/{model}", f"{_BOTH}: one model", _MODEL),

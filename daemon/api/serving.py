@@ -38,7 +38,7 @@ from daemon.api.compatible import (
 from daemon.api.disconnect import GONE, ClientDisconnected, gone, unless_gone
 from daemon.api.generation import Event, Finished, Generator
 from daemon.api.messages import QueryError
-from daemon.api.openai import chat, common, completions, responses
+from daemon.api.openai import chat, common, completions, decisions, responses
 from daemon.api.request_body import media_type_of, read_body, read_json
 from daemon.tenants import Client
 from feeds.decoding import Undecodable
@@ -52,7 +52,7 @@ PING_S = 10.0
 _OPENAI = (
     *("assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings"),
     *("evals", "files", "fine_tuning", "images", "models", "moderations", "organization", "realtime"),
-    *("responses", "threads", "uploads", "vector_stores", "videos"),
+    *("decisions", "responses", "threads", "uploads", "vector_stores", "videos"),
 )
 _ANTHROPIC = ("messages", "organizations", "skills")
 """First parts of each API's paths behind `/v1/`: what is not served there is refused in its own shape.
@@ -67,10 +67,10 @@ Pinged = AsyncGenerator[tuple[int, Event] | None, None]
 Ended = Callable[[str], None]
 """``ended(outcome)``, once per request."""
 
-OPENAI: tuple[Api[Any], ...] = (chat.Chat(), completions.Completions(), responses.Responses())
+OPENAI: tuple[Api[Any], ...] = (
+    *(chat.Chat(), completions.Completions(), responses.Responses(), decisions.Decisions()),
+)
 MESSAGES = anthropic.Messages()
-DECISIONS = ("/v1/systemone", "/v1/decisions")
-"""Paths of System One, under its own and under its other name."""
 
 
 def generation_routes(generator: Generator, ended: Ended, *, ping_s: float = PING_S) -> list[Route]:
@@ -84,11 +84,7 @@ def generation_routes(generator: Generator, ended: Ended, *, ping_s: float = PIN
             for route in _route("POST", api.path, partial(endpoints.generate, api), api.error)
         ),
         *_route("POST", "/v1/messages/count_tokens", endpoints.count, of_anthropic),
-        *(
-            each
-            for path in DECISIONS
-            for each in _route("POST", path, endpoints.decide, systemone.error_body)
-        ),
+        *_route("POST", systemone.PATH, endpoints.decide, systemone.error_body),
         *_route("GET", "/v1/models", endpoints.models, of_openai),
         *_route("GET", "/v1/models/{model:path}", endpoints.models, of_openai),
         *_unserved(_OPENAI, of_openai),
@@ -137,7 +133,7 @@ class Endpoints:
         return await self._answered("count_tokens", anthropic.error_body, key, answer)
 
     async def decide(self, request: Request) -> Response:
-        """`POST /v1/systemone`, and under its other name."""
+        """`POST /v1/systemone`."""
         key = secrets.token_hex(12)
 
         async def answer() -> Response:

@@ -18,6 +18,7 @@ from daemon.api.compatible import ApiError, Reason, session_of
 from daemon.api.generation import Finished, Generate, ModelCatalog, Turn
 from daemon.api.messages import MAX_CHOICE_CHARS, MAX_QUESTION_CHARS
 
+PATH = "/v1/systemone"
 ALIAS = "jev-latest"
 """The model that clients ask for by default: here the daemon's own."""
 YES, NO = "YES", "NO"
@@ -50,56 +51,52 @@ class NoulCriteria(msgspec.Struct, frozen=True, rename={"yes": "true", "no": "fa
     no: Text | None = None
 
 
-class Noul(msgspec.Struct, frozen=True, tag="noul"):
-    """How probable is yes? It has ``instructions`` or ``criteria``."""
-
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     instructions: Text | None = None
-    criteria: NoulCriteria | None = None
+
+    @property
+    def described(self) -> Mapping[str, Text | None]:
+        """Each option with its description."""
+        raise NotImplementedError
 
     @property
     def options(self) -> tuple[str, ...]:
         """What is scored."""
-        return YES, NO
+        return tuple(self.described)
+
+
+class Noul(_Asked, frozen=True, kw_only=True, tag="noul"):
+    """How probable is yes? It has ``instructions`` or ``criteria``."""
+
+    criteria: NoulCriteria | None = None
 
     @property
     def described(self) -> Mapping[str, Text | None]:
-        """Each option's description."""
+        """See `_Asked`."""
         criteria = self.criteria or NoulCriteria()
         return {YES: criteria.yes, NO: criteria.no}
 
 
-class Choice(msgspec.Struct, frozen=True, tag="choice"):
+class Choice(_Asked, frozen=True, kw_only=True, tag="choice"):
     """Which of the options? ``criteria``: each with its description, or null."""
 
     criteria: Annotated[dict[Option, Text | None], Meta(min_length=2, max_length=MAX_OPTIONS)]
-    instructions: Text | None = None
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """What is scored."""
-        return tuple(self.criteria)
 
     @property
     def described(self) -> Mapping[str, Text | None]:
-        """Each option's description."""
+        """See `_Asked`."""
         return self.criteria
 
 
-class Score(msgspec.Struct, frozen=True, tag="score"):
+class Score(_Asked, frozen=True, kw_only=True, tag="score"):
     """Which level, from 0 on? ``criteria``: the levels' descriptions."""
 
     criteria: Annotated[list[Text], Meta(min_length=2, max_length=MAX_LEVELS)]
-    instructions: Text | None = None
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """What is scored: the levels' numbers."""
-        return tuple(map(str, range(len(self.criteria))))
 
     @property
     def described(self) -> Mapping[str, Text | None]:
-        """Each option's description."""
-        return dict(zip(self.options, self.criteria, strict=True))
+        """See `_Asked`; the options are the levels' numbers."""
+        return {str(level): each for level, each in enumerate(self.criteria)}
 
 
 Question = Noul | Choice | Score
@@ -222,19 +219,19 @@ def parse(asked: DecisionRequest, served: ModelCatalog) -> list[Generate]:
                 known = ", ".join(served.sessions) or "none"
                 raise ApiError("unknown_model", f"there is no session {name!r}; there are: {known}", "state")
             session, state = name, ""
-    said = _text(state, "state")
-    return [_generate(name, each, said, session) for name, each in asked.questions.items()]
+    for name, each in asked.questions.items():
+        if isinstance(each, Noul) and each.instructions is None and not any(each.described.values()):
+            raise ApiError("bad_request", f"{name!r} has neither instructions nor criteria", "questions")
+    said = text_of(state, "state")
+    return [generate(each, said, session) for each in asked.questions.values()]
 
 
-def _generate(name: str, question: Question, state: str, session: str) -> Generate:
-    here = "questions"
-    if question.instructions is None and not any(question.described.values()) and isinstance(question, Noul):
-        raise ApiError("invalid", f"{name!r} has neither instructions nor criteria", here)
-    text = worded(question, here)
+def generate(question: Question, state: str, session: str) -> Generate:
+    """The request that scores a question's options. Raises ApiError for one that is too long."""
+    text = worded(question)
     if session and len(text) > MAX_QUESTION_CHARS:
-        raise ApiError(
-            "too_large", f"{name!r} has {len(text)} characters, at most {MAX_QUESTION_CHARS}", here
-        )
+        why = f"a question has {len(text)} characters, at most {MAX_QUESTION_CHARS}"
+        raise ApiError("too_long", why, "questions")
     # a standing question is meant by its words alone: what is said beside them makes another one
     alone = isinstance(question.instructions, str) and not state and not any(question.described.values())
     meant = str(question.instructions) if session and alone else ""
@@ -242,7 +239,7 @@ def _generate(name: str, question: Question, state: str, session: str) -> Genera
     return Generate(session=session, turns=(turn,), choices=question.options, scored=True, meant=meant)
 
 
-def worded(question: Question, here: str = "questions") -> str:
+def worded(question: Question) -> str:
     """A question in words: what is asked, its options with what they mean, and how to answer."""
     match question:
         case Noul():
@@ -254,28 +251,26 @@ def worded(question: Question, here: str = "questions") -> str:
     listed = []
     for option, description in question.described.items():
         if description is not None:
-            listed.append(f"{option}: {_text(description, here)}")
+            listed.append(f"{option}: {text_of(description)}")
         elif title:
             listed.append(option)
-    asked = "" if question.instructions is None else _text(question.instructions, here)
+    asked = "" if question.instructions is None else text_of(question.instructions)
     return "\n".join(filter(None, [asked, title, *listed, rule]))
 
 
-def _text(value: Text, here: str) -> str:
+def text_of(value: Text, here: str = "questions") -> str:
     """Raises ApiError for JSON that cannot be written."""
     try:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
-        raise ApiError("invalid", f"{here}: nested too deeply, or a number is too long", here) from None
+        raise ApiError("bad_request", f"{here}: nested too deeply, or a number is too long", here) from None
 
 
 def build_response(
     asked: DecisionRequest, wanted: Sequence[Generate], served: ModelCatalog, done: Sequence[Finished]
 ) -> DecisionResponse:
-    """The reply. Raises ApiError for a session that has no data yet."""
-    for each in done:
-        if each.metadata.data_version == 0:
-            raise ApiError("invalid", f"session {each.metadata.session!r} has no data yet", "state")
+    """The reply. Raises ApiError as `check_data`."""
+    check_data(done, "state")
     pairs = zip(asked.questions.items(), done, strict=True)
     answers = {name: _answer(question, each) for (name, question), each in pairs}
     session = wanted[0].session
@@ -284,6 +279,13 @@ def build_response(
         sum(each.answer_tokens for each in done),
     )
     return DecisionResponse(f"session:{session}" if session else served.model, answers, usage)
+
+
+def check_data(done: Sequence[Finished], here: str) -> None:
+    """Raise ApiError for a session that has no data yet."""
+    for each in done:
+        if each.metadata.data_version == 0:
+            raise ApiError("bad_request", f"session {each.metadata.session!r} has no data yet", here)
 
 
 def _answer(question: Question, done: Finished) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:

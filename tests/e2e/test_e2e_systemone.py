@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import openai
 import pytest
 import pytest_asyncio
 import torch
@@ -18,9 +19,12 @@ from tests.kit.inproc import RunningDaemon, Tape, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STATE = {"note": "charged twice", "<|end|>": "a special token is a blank"}
 READ = '{"note": "charged twice", " ": "a special token is a blank"}'
-NOUL = Noul("Is money asked for?")
-CHOICE = Choice({"Refund": None, "Re": "something else", "Billing": None, "Bill": None}, "Which desk?")
-SCORE = Score(["calm", "cross", "angry"], "How angry?")
+NOUL = Noul(instructions="Is money asked for?")
+CHOICE = Choice(
+    instructions="Which desk?",
+    criteria={"Refund": None, "Re": "something else", "Billing": None, "Bill": None},
+)
+SCORE = Score(instructions="How angry?", criteria=["calm", "cross", "angry"])
 QUESTIONS: dict[str, Any] = {
     "noul": {"type": "noul", "instructions": "Is money asked for?"},
     "choice": {"type": "choice", "instructions": CHOICE.instructions, "criteria": CHOICE.criteria},
@@ -115,6 +119,38 @@ async def test_no_other_question_and_no_order_changes_an_answer(daemon: RunningD
     for replies in await asyncio.gather(*(asked(daemon, each, state) for each in orders)):
         for name, answer in alone.items():
             assert numbers(replies[name]) == pytest.approx(numbers(answer), abs=1e-5)
+
+
+async def test_openais_decisions_are_the_same_numbers(daemon: RunningDaemon) -> None:
+    choices = [
+        {"value": name, **({"description": text} if text else {})} for name, text in CHOICE.criteria.items()
+    ]
+    questions: list[Any] = [
+        {"type": "predicate", "instructions": NOUL.instructions},
+        {"type": "choice", "instructions": CHOICE.instructions, "choices": choices, "name": "desk"},
+        {
+            "type": "score",
+            "instructions": SCORE.instructions,
+            "levels": [{"label": each} for each in SCORE.criteria],
+        },
+    ]
+    url = f"http://127.0.0.1:{daemon.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        for model, said, state in ((daemon.gateway.status.model, "cross", "cross"), ("session:aaa", "", AAA)):
+            found = await client.decisions.create(model=model, input=said, questions=questions)
+            expected = await asked(daemon, QUESTIONS, state)
+            predicate, choice, score = found.answers
+            assert predicate.probability == pytest.approx(expected["noul"]["noul"], abs=1e-5)
+            assert (choice.name, choice.choice) == ("desk", expected["choice"]["choice"])
+            for answer, name in ((choice, "choice"), (score, "score")):
+                ps = [each.probability for each in answer.probabilities]
+                assert ps == pytest.approx(numbers(expected[name]), abs=1e-5)
+                assert answer.confidence == pytest.approx(expected[name]["confidence"], abs=1e-4)
+            assert score.score == pytest.approx(expected["score"]["score"], abs=1e-4)
+            assert [each.label for each in score.probabilities] == SCORE.criteria
+            version = predicate.model_extra["foretick"]["data_version"]
+            assert version == expected["noul"].get("x_data_version")
+            assert found.model == model
 
 
 async def test_equal_questions_about_equal_states_are_kept(daemon: RunningDaemon) -> None:
