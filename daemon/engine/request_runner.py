@@ -66,6 +66,8 @@ REBUILDING = Failure(
 NOT_RESIDENT = Failure(
     "rebuilding", "its window is outside the pool, which has no room for it now: ask later"
 )
+MAX_NODES = 4096
+"""Of the trees of all choices that are scored together: each is a fork or a prompt of its own."""
 UNREAD = "unread"
 """Flag of an answer about words, by a model that reads none: it says nothing."""
 _WAITING = (State.QUEUED, State.RUNNING)
@@ -172,6 +174,7 @@ class RequestRunner:
                 try:
                     prompt = self._prompts.prompt(each)
                     if each.scored:
+                        check_nodes([*(earlier for _, earlier in scored), prompt])
                         scored.append((each, prompt))
                     elif tape is None or not self._exited(each, prompt, tape.version):
                         running, request = self._request(each, prompt, tape)
@@ -522,6 +525,13 @@ class RequestRunner:
 
     def _fail(self, number: int, failure: Failure, tokens: int = 0) -> None:
         self._emit(failed(number, failure, tokens))
+
+
+def check_nodes(prompts: Sequence[Prompt]) -> None:
+    """Raise TooLong where the choices of ``prompts`` part in more places than are computed for a request."""
+    nodes = sum(len(each.labels.nodes) for each in prompts if each.labels is not None)
+    if nodes > MAX_NODES:
+        raise TooLong(f"the choices of all questions part in {nodes} places, at most {MAX_NODES}")
 
 
 def failed(number: int, failure: Failure, tokens: int = 0) -> Failed:

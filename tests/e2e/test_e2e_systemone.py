@@ -207,10 +207,9 @@ async def test_the_tape_model_answers_its_own_questions_and_says_that_it_reads_n
         assert answers["choice"]["x_data_version"] == answers["noul"]["x_data_version"] == 4
         reply = await daemon.call("ask", "aaa", "jump", choices=("YES", "NO"))
         assert (answers["noul"]["noul"] > 0.5) == (reply.choice == "YES")
-        if reply.probability is not None:  # it has a calibration
-            likeliest = answers["noul"]["x_probability"]
-            assert likeliest == pytest.approx(reply.probability)
-            assert answers["noul"]["x_act"] == (len(answers["noul"]["x_choice_set"]) == 1)
+        assert answers["noul"]["x_probability"] == pytest.approx(reply.probability)  # calibrated
+        assert tuple(answers["noul"]["x_choice_set"]) == reply.choice_set
+        assert answers["noul"]["x_act"] == (len(reply.choice_set) == 1)
         foreign = {"type": "noul", "instructions": "Does it rain?"}
         body = {"model": "session:aaa", "state": "", "questions": {"a": foreign}}
         refused = await daemon.http("POST", "/v1/systemone", body)
