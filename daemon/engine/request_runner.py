@@ -70,7 +70,6 @@ MAX_NODES = 4096
 """Of the trees of all choices that are scored together: each is a fork or a prompt of its own."""
 UNREAD = "unread"
 """Flag of an answer about words, by a model that reads none: it says nothing."""
-_WAITING = (State.QUEUED, State.RUNNING)
 Emit = Callable[[GenerationEvent], None]
 
 
@@ -91,6 +90,13 @@ class Running:
     logprobs: list[Logprob] = field(default_factory=list)
     sent_tokens: int = 0
     sent_ns: int = 0
+    left: int = 1
+    """Requests that have not ended: of choices that are scored, as many as their tree has nodes."""
+
+    def end_one(self) -> int:
+        """A request has ended; returns how many are left."""
+        self.left -= 1
+        return self.left
 
     def extend(self, length: int) -> None:
         """The prompt has that many tokens now."""
@@ -198,7 +204,9 @@ class RequestRunner:
         """Raises ValueError for what cannot be asked or kept."""
         grammar = self._prompts.grammar(asked, prompt)
         stop = StopText(asked.stop if prompt.cuttable else ())
-        running = Running(asked, prompt, Detokeniser(self._format.text), stop, grammar, len(prompt.tokens))
+        nodes = 1 if prompt.labels is None else len(prompt.labels.nodes)
+        text = Detokeniser(self._format.text)
+        running = Running(asked, prompt, text, stop, grammar, len(prompt.tokens), left=nodes)
         return running, Request(
             RequestSpec(
                 cls=PriorityClass.POOL if tape is None else PriorityClass.SESSION,
@@ -328,24 +336,23 @@ class RequestRunner:
 
         return running, [request(*each) for each in prompt.labels.nodes.items()]
 
-    def _scored(self, running: Running, _: Request) -> None:
+    def _scored(self, running: Running, request: Request) -> None:
         """One node of a tree is done: the answer, if it was the last. A node that fails ends the others."""
         asked, requests = running.asked, self._open[running.asked.id][1]
-        is_whole = all(each.state in (State.FINISHED, *_WAITING) for each in requests)
-        if any(each.state in _WAITING for each in requests):
-            if is_whole:
-                self._emit(Delta(asked.id, ""))  # a sign of life
-            else:
-                self._cancel(requests)
+        if request.state is not State.FINISHED and running.failure is None:
+            running.give_up(request.error or CANCELLED)
+            self._cancel(requests)
+        if running.end_one():
+            if running.failure is None:
+                self._send(running, request, "", ())
             return
         del self._open[asked.id]
-        if any(each.error is SESSION_RESET for each in requests):
-            self._again.append(asked)
-        elif is_whole:
+        if running.failure is None:
             self._emit(self._scores(running, requests))
+        elif running.failure is SESSION_RESET:
+            self._again.append(asked)
         else:
-            why = next((each.error for each in requests if each.error is not None), CANCELLED)
-            self._fail(asked.id, why, sum(each.computed_tokens for each in requests))
+            self._fail(asked.id, running.failure, sum(each.computed_tokens for each in requests))
 
     def _scores(self, running: Running, requests: Sequence[Request]) -> Finished:
         asked, prompt, first = running.asked, running.prompt, requests[0]
