@@ -137,14 +137,18 @@ class RequestRunner:
         self._sign_of_life_ns = min(SIGN_OF_LIFE_NS, config.query.max_wait // 4)
         self._open: dict[int, tuple[Running, Sequence[Request]]] = {}
         self._again: list[Generate] = []
+        self._unforked: set[int] = set()
+        """Scored requests whose forks are not made yet. Whoever takes one out decides what becomes of it."""
         self._records: dict[str, dict[int, TapeRecord]] = {}
         """By session and version, the newest record of the versions that may still be answered."""
         scheduler.subscribe(self.on_commit)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Note the newest record of the new version, and forget those of versions that no request reads."""
-        open_ = [each for _, requests in list(self._open.values()) for each in requests]
-        read = {each.version for each in open_ if each.session == tape.name}
+        first = [
+            requests[0] for _, requests in list(self._open.values())
+        ]  # the nodes of a tree read one version
+        read = {_version(each) for each in first if each.session == tape.name}
         kept = {v: each for v, each in self._records.get(tape.name, {}).items() if v in read}
         self._records[tape.name] = kept | {version: records[-1].payload}
 
@@ -188,10 +192,12 @@ class RequestRunner:
                 except ValueError as error:
                     self._fail(each.id, _failure(error))
         self._submit(made)
+        self._unforked |= {each.id for each, _ in scored}
         # on the scheduler's thread: all forks of a session are then of one version
         if scored and not self._scheduler.run_between(partial(self._score, scored)):
             for each, _ in scored:
-                self._fail(each.id, STOPPING)
+                if self._takes(each.id):
+                    self._fail(each.id, STOPPING)
         for running, _ in made.values():
             if not running.asked.complete:
                 self._emit(TokensCounted(running.asked.id, running.length))
@@ -237,6 +243,8 @@ class RequestRunner:
 
     def change(self, command: CancelGeneration | FinishPrompt | ExtendPrompt) -> None:
         """Carry out a command about a request; one that has ended is left alone."""
+        if isinstance(command, CancelGeneration) and self._takes(command.id):
+            self._fail(command.id, CANCELLED)
         if (found := self._open.get(command.id)) is None:
             return
         running, requests = found
@@ -304,6 +312,8 @@ class RequestRunner:
         """Have the choices of ``scored`` scored, each node of their trees on a fork of its own."""
         made = {}
         for asked, prompt in scored:
+            if not self._takes(asked.id):
+                continue
             try:
                 made[asked.id] = self._forked(asked, prompt)
             except NotResident:
@@ -311,6 +321,14 @@ class RequestRunner:
             except ValueError as error:
                 self._fail(asked.id, _failure(error))
         self._submit(made)
+
+    def _takes(self, number: int) -> bool:
+        """Whether the request waited for its forks, and the caller has it now. Any thread."""
+        try:
+            self._unforked.remove(number)
+        except KeyError:
+            return False
+        return True
 
     def _forked(self, asked: Generate, prompt: Prompt) -> tuple[Running, Sequence[Request]]:
         """Raises ValueError for what cannot be asked, and NotResident."""
@@ -548,6 +566,11 @@ def failed(number: int, failure: Failure, tokens: int = 0) -> Failed:
 
 def _failure(error: ValueError) -> Failure:
     return Failure("too_long" if isinstance(error, TooLong) else "bad_request", str(error))
+
+
+def _version(request: Request) -> int:
+    """The data version that a request reads; 0 before it is known."""
+    return request.version or (0 if request.reader is None else request.reader.version)
 
 
 def _prompt_tokens(request: Request) -> int:

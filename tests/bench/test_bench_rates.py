@@ -46,6 +46,7 @@ async def test_sessions_of_patterns_are_opened_and_answered_from_a_small_pool() 
     assert found.took_ns
     assert 0 < found.answered <= 1
     assert opened_s > 0
+    assert level_s > 0
     assert megabytes > 100
 
 

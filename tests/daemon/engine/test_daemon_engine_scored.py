@@ -96,6 +96,30 @@ def test_a_client_that_leaves_cancels_every_node(rig: ScoredRig) -> None:
     assert rig.failed == ["cancelled"]
 
 
+def test_a_client_that_leaves_before_the_forks_are_made_costs_nothing(rig: ScoredRig) -> None:
+    waiting: list[Callable[[], None]] = []
+    rig.run_between = lambda callback: waiting.append(callback) or True  # type: ignore[method-assign]
+    rig.ask(ASKED, msgspec.structs.replace(ASKED, id=2))
+    rig.generations.change(CancelGeneration(1))
+    assert rig.failed == ["cancelled"]
+    waiting[0]()
+    assert set(rig.generations._open) == {2}
+
+
+def test_the_record_of_a_fork_s_version_is_kept_until_it_is_answered(rig: ScoredRig) -> None:
+    fork = SimpleNamespace(version=5, context_tokens=1, cached_tokens=1)
+    tape = SimpleNamespace(fork=lambda: fork, name="s", version=5)
+    rig.generations._built.tapes["s"] = tape  # type: ignore[assignment]
+    for version in (5, 6, 7):
+        rig.generations.on_commit(tape, version, [SimpleNamespace(payload=f"newest of {version}")])  # type: ignore[arg-type, list-item]
+        if version == 5:
+            rig.generations._unforked.add(1)
+            asked = Generate(id=1, session="s", choices=CHOICES, scored=True)
+            rig.generations._score([(asked, rig.prompts.prompt(ASKED))])
+    assert rig.generations.record("s", 5) == "newest of 5"
+    assert rig.generations.record("s", 6) is None
+
+
 def test_after_a_reset_of_its_session_it_is_asked_again(rig: ScoredRig) -> None:
     requests = rig.score()
     for each in requests:
@@ -111,6 +135,7 @@ def test_a_window_that_is_elsewhere_and_a_scheduler_that_stops_are_said(rig: Sco
 
     rig.generations._built.tapes["s"] = SimpleNamespace(fork=fork, name="s", version=3)  # type: ignore[assignment]
     prompt = rig.prompts.prompt(ASKED)
+    rig.generations._unforked |= {1, 2}
     rig.generations._score([(Generate(id=1, session="s", choices=CHOICES, scored=True), prompt)])
     rig.generations._score([(Generate(id=2, session="gone", choices=CHOICES, scored=True), prompt)])
     rig.closed = True
