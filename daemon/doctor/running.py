@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from importlib.metadata import version
 from typing import Literal
 
@@ -26,7 +27,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1", "[::]": "[:
 _GUIDE = "operations.md#start-readiness-stop"
 
 Fetch = Callable[[str], tuple[int, bytes]]
-"""Status and body of an HTTP path of the daemon. Raises OSError."""
+"""Status and body of an HTTP path of the daemon. Raises OSError, HTTPException."""
 OpenClient = Callable[[Config], QueryClient]
 
 
@@ -109,7 +110,7 @@ def read_daemon(
         )
     except OSError as error:
         return Daemon("absent", str(getattr(error, "reason", error)))
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, HTTPException):
         return Daemon("foreign", "what answers there is no Foretick daemon")
     try:
         first = _metrics(config, fetch, client)
@@ -120,7 +121,7 @@ def read_daemon(
             return daemon
         with client(config) as asked:
             return replace(daemon, release=asked.hello().daemon, sessions=asked.sessions().sessions)
-    except (QueryError, SettingError, OSError, ValueError) as error:
+    except (QueryError, SettingError, OSError, ValueError, HTTPException) as error:
         return replace(daemon, refused=str(error))
 
 
@@ -142,7 +143,7 @@ def judge_daemon(daemon: Daemon, config: Config) -> Iterator[Diagnosis]:
         yield skipped(
             "daemon",
             f"not running, or not to be reached at {where}: {daemon.seen}",
-            "start it (`foretick run`)",
+            "start it (`foretick run`); if foretick-http.socket holds its port, set http.port as there",
         )
         return
     if daemon.status == "foreign":

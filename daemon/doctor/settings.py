@@ -22,7 +22,7 @@ def judge_settings(config: Config) -> Iterator[Diagnosis]:
         )
         for each in exposure_warnings(config)
     ]
-    found += [Diagnosis(key, "warning", *said) for key, holds, *said in SMELLS if holds(config)]
+    found += [Diagnosis(key, "warning", *shown) for key, holds, *shown in SMELLS if holds(config)]
     for key, url in named(config, "url", "proxy"):
         if urlsplit(url).password:
             step = "move it into a file that only the daemon's user may read"

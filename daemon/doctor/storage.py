@@ -2,11 +2,12 @@
 
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.schema import Config
-from daemon.doctor.diagnosis import Diagnosis, of_outcome
+from daemon.doctor.diagnosis import Diagnosis, of_outcome, skipped
 from support.directories import cache_home
 
 MIN_FREE = 1 << 30
@@ -14,30 +15,35 @@ MIN_FREE = 1 << 30
 
 @dataclass(frozen=True)
 class Directory:
-    """``free``: bytes of its disk; ``limit``: bytes that its files may grow by, 0 where there is none."""
+    """``free``: bytes of its disk; ``limit``: bytes that its files may grow by, 0 where there is none.
+
+    ``unseen``: why it cannot be seen, empty where it can.
+    """
 
     check: str
     path: str
     writable: bool
     free: int
     limit: int = 0
+    unseen: str = ""
 
 
 def read_directories(config: Config) -> tuple[Directory, ...]:
     """Those of snapshots, idle sessions and the cache, where each is used."""
-    found = [("cache", cache_home(), 0)]
+    found = [_read("cache", cache_home())]
     if config.pool.idle_spill:
-        found.append(("pool.spill_dir", Path(config.pool.spill_dir or cache_home()), 0))
+        found.append(_read("pool.spill_dir", Path(config.pool.spill_dir or cache_home())))
     if config.recovery.interval:
-        path = config.recovery.path
-        used = sum(each.stat().st_size for each in path.glob("*") if each.is_file())
-        found.append(("recovery.directory", path, max(0, config.recovery.max_bytes - used)))
-    return tuple(_read(*each) for each in found)
+        found.append(_read("recovery.directory", config.recovery.path, config.recovery.max_bytes))
+    return tuple(found)
 
 
 def judge_directory(directory: Directory) -> Diagnosis:
     """Whether this user may write there, and whether there is room."""
     check, seen = directory.check, f"{directory.path}: {directory.free / 2**30:,.1f} GiB free"
+    if directory.unseen:
+        step = "run this as the daemon's user"
+        return skipped(check, f"{directory.path} cannot be seen: {directory.unseen}", step)
     if not directory.writable:
         step = "let the daemon's user write there, or run this as that user"
         return Diagnosis(check, "warning", f"{directory.path}: this user cannot write there", step)
@@ -52,7 +58,21 @@ def judge_directory(directory: Directory) -> Diagnosis:
     )
 
 
-def _read(check: str, path: Path, limit: int) -> Directory:
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    free = shutil.disk_usage(there).free
+def _read(check: str, path: Path, max_bytes: int = 0) -> Directory:
+    """``max_bytes``: of all its files, 0 where there is no limit."""
+    try:
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        limit = max(0, max_bytes - sum(map(_size, path.glob("*")))) if max_bytes else 0
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Directory(check, str(path), False, 0, unseen=error.strerror or str(error))
     return Directory(check, str(path), os.access(there, os.W_OK | os.X_OK), free, limit)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 of anything else, and of one that is removed meanwhile."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -2,10 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from http.client import IncompleteRead
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from daemon.api.messages import HelloReply, QueryError, SessionInfo, SessionsReply, StatsReply
@@ -79,6 +84,54 @@ def test_a_daemon_that_does_not_run_is_skipped_and_another_program_is_a_problem(
     for body in (b"<html>", {"status": 7}, [], {"other": "alive"}):
         replies = {"/healthz": (200, body), "/readyz": (404, {"detail": "not found"})}
         assert judged(read(fetching(replies))) == {"daemon": "problem"}
+
+
+@contextmanager
+def answering(reply: bytes) -> Iterator[Config]:
+    """A configuration whose HTTP port replies with these bytes to each connection, and closes it."""
+
+    class Reply(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(reply)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Reply) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield Config(http=HttpConfig(port=server.server_address[1]))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"status"']
+)
+def test_what_is_not_http_or_is_cut_is_another_program(reply: bytes) -> None:
+    with answering(reply) as config:
+        found = read_daemon(config, http_fetch(config))
+    assert found.status == "foreign"
+    assert judged(found) == {"daemon": "problem"}
+
+
+def test_metrics_that_are_cut_are_skipped_with_the_reason() -> None:
+    replies = fetching(ALIVE)
+
+    def cut(path: str) -> tuple[int, bytes]:
+        if path == "/metrics":
+            raise IncompleteRead(b"foretick", 99)
+        return replies(path)
+
+    found = judge_daemon(read(cut), Config())
+    (skipped,) = (each for each in found if each.verdict == "skipped")
+    assert "IncompleteRead" in skipped.seen
+
+
+def test_a_port_that_a_socket_unit_holds_is_mentioned_where_nothing_answers() -> None:
+    (found,) = judge_daemon(Daemon("absent", "Connection refused"), Config())
+    assert "foretick-http.socket" in found.step
+    assert "http.port" in found.step
 
 
 def test_reasons_why_it_is_not_ready_are_problems_of_their_own() -> None:

@@ -1,5 +1,6 @@
 """`foretick doctor` on the machine, its disks and the settings, by facts that are made up."""
 
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,6 +110,49 @@ def test_directories_are_those_that_are_used(tmp_path: Path) -> None:
     found = {d.check: d for d in read_directories(spilling)}
     assert found["recovery.directory"].limit == 700
     assert found["pool.spill_dir"].writable
+
+
+def test_a_directory_behind_a_closed_one_is_skipped_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an ordinary user meets the state directory of a service, which only root may enter."""
+    closed, look = tmp_path / "private", Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    config = Config(recovery=RecoveryConfig(directory=str(closed / "snapshots")))
+    (found,) = (each for each in read_directories(config) if each.check == "recovery.directory")
+    diagnosis = judge_directory(found)
+    assert diagnosis.verdict == "skipped"
+    assert diagnosis.seen == f"{closed}/snapshots cannot be seen: Permission denied"
+    assert "user" in diagnosis.step
+
+
+def test_a_snapshot_that_is_rotated_meanwhile_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there when the directory is listed, and at the first look, not at the next one."""
+    (tmp_path / "kept").write_bytes(b"x" * 300)
+    (tmp_path / "rotated").write_bytes(b"x" * 200)
+    look = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        result = look(path, **options)
+        if path.name == "rotated":
+            path.unlink()
+        return result
+
+    monkeypatch.setattr(Path, "stat", stat)
+    config = Config(recovery=RecoveryConfig(directory=str(tmp_path), max_bytes=1000))
+    (found,) = (each for each in read_directories(config) if each.check == "recovery.directory")
+    assert (found.limit, found.unseen) == (500, "")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (again,) = (each for each in read_directories(config) if each.check == "recovery.directory")
+    assert (again.limit, again.unseen) == (700, "")
 
 
 SMELLY = """
