@@ -20,10 +20,18 @@ MIN_SECRET = 4
 """Characters of a secret that is looked for: a shorter one would match everywhere."""
 _KEY = re.compile(r"[A-Za-z0-9+/=_.:-]{16,}")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|sign|auth|pass")
+_IS = r"""\\?["']?\s*[:=]\s*"""
+_QUOTED = r"""b?(?:\\"(?:(?!\\").)+|"(?:[^"\\\n]|\\.)+"?|'(?:[^'\\\n]|\\.)+'?)"""
+"""As JSON and Python write it, also JSON inside JSON; what is cut ends with the line."""
+_LINE = re.compile(rf"(?i)(authorization|cookie|passphrase)({_IS})[^\s][^\r\n]*")
+"""Names whose values have spaces."""
 _ASSIGNED = re.compile(
-    r"(?i)\b(authorization|password|passwd|secret|token|api[-_]?key)"
-    r"""("?\s*[:=]\s*"?)(?:(?:bearer|basic)\s+)?[^\s"',;&]{4,}"""
+    rf"(?i)(password|passwd|secret|token|(?:api|access|listen|private|secret)[-_]?key)({_IS})"
+    rf"""(?:{_QUOTED}|[^\s"',;&]{{4,}})"""
 )
+_PATH = re.compile(r"""(?i)\b([a-z][a-z0-9+.-]*://[^/\s"']*)(/[^\s"'?#]*)""")
+_SEGMENT = re.compile(r"(?<=/)(?=[^/@]*\d)[A-Za-z0-9+=_.:~%-]{16,}+(?!@)")
+"""A part of a path that looks like a key; a stream of a venue has its channel after an @."""
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=_.~-]{8,}")
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@\"']+@")
 
@@ -47,8 +55,10 @@ class Redactor:
         if isinstance(value, str):
             for secret in self.secrets:
                 value = value.replace(secret, REMOVED)
-            value = _SCHEME.sub(rf"\1 {REMOVED}", _ASSIGNED.sub(rf"\1\2{REMOVED}", value))
-            return _USERINFO.sub(rf"\1{REMOVED}@", value)
+            for assigned in (_LINE, _ASSIGNED):
+                value = assigned.sub(rf"\1\2{REMOVED}", value)
+            value = _USERINFO.sub(rf"\1{REMOVED}@", _SCHEME.sub(rf"\1 {REMOVED}", value))
+            return _PATH.sub(lambda url: url[1] + _SEGMENT.sub(REMOVED, url[2]), value)
         if isinstance(value, Mapping):
             return {self.clean(name): self.clean(each) for name, each in value.items()}
         return [self.clean(each) for each in value] if isinstance(value, list | tuple) else value
@@ -65,7 +75,7 @@ def _secrets_of(config: Config) -> Iterator[str]:
         parts = urlsplit(url)
         login = parts.password or parts.username or ""  # a name alone is a token
         values = parse_qsl(parts.query)
-        yield from (login, unquote(login), parts.query)
+        yield from (login, unquote(login), parts.query, *_SEGMENT.findall(parts.path))
         yield from (value for name, value in values if _SECRET_NAME.search(name) or _KEY.fullmatch(value))
 
 

@@ -41,6 +41,7 @@ SECRETS = {
     "other_header": "another-header-t0ken",
     "url_password": "url-pa55word",
     "url_key": "url-qu3ry-key",
+    "url_path": "url-path-0123456789abcdef",
     "proxy": "proxy-pa55word",
     "subscribed": "subscr1bed-signature-0123",
     "pem": "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgc2VjcmV0",
@@ -80,7 +81,7 @@ directory = "{folder / "snapshots"}"
 [source]
 kind = "websocket"
 [source.websocket]
-url = "wss://desk:{SECRETS["url_password"]}@127.0.0.1:{venue}/ws?api_key={SECRETS["url_key"]}"
+url = "wss://desk:{SECRETS["url_password"]}@127.0.0.1:{venue}/{SECRETS["url_path"]}/ws?api_key={SECRETS["url_key"]}"
 proxy = "http://desk:{SECRETS["proxy"]}@127.0.0.1:{venue}"
 subscribe = ['{{"op":"login","sign":"{SECRETS["subscribed"]}"}}']
 headers_file = "{file("headers", headers)}"
@@ -169,6 +170,21 @@ def test_only_listed_variables_are_shown(tmp_path: Path) -> None:
         "connecting to https://abcdefgh@venue/ws",
         "api_key: abcdefgh",
         "sent Bearer abcdefgh to the venue",
+        "Authorization: Token abcdefgh",
+        "Cookie: session=1234; id=abcdefgh",
+        "passphrase: 1234 abcdefgh",
+        "GET /ws?listenKey=abcdefgh",
+        "listen_key=abcdefgh",
+        "access_token=abcdefgh",
+        "{'password': 'abcdefgh'}",
+        "{b'password': b'abcdefgh'}",
+        'token="a b c abcdefgh"',
+        "token='a b c abcdefgh'",
+        'token="a \\" b abcdefgh"',
+        '{"message": "sent {\\"token\\": \\"1 abcdefgh\\"}"}',
+        "wss://feed.example/v2/9f8e7d6c5b4a3928abcdefgh/stream refused",
+        "https://[::1]:8443/9f8e7d6c5b4a3928abcdefgh, again",
+        "https://desk@hook.example//9f8e7d6c5b4a3928abcdefgh?x=1",
     ],
 )
 def test_what_looks_like_a_secret_is_removed_although_no_file_has_it(line: str) -> None:
@@ -178,6 +194,24 @@ def test_what_looks_like_a_secret_is_removed_although_no_file_has_it(line: str) 
 def test_words_about_tokens_stay() -> None:
     line = "btcusdt: 4096 tokens, the token budget, retention_tokens: 4096, a secret file, key columns"
     assert Redactor.of(Config()).clean(line) == line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://registry-1.markets-eu-2.venue.example:8081/apis/ccompat/v7/subjects?topic=trades",
+        "wss://venue.example/ws/1000shibusdt_240927@depth20@100ms",
+        "wss://venue.example/derivatives-market-data/v2",
+    ],
+)
+def test_hosts_and_streams_in_urls_stay(url: str) -> None:
+    assert Redactor(()).clean(f"connected to {url}.") == f"connected to {url}."
+
+
+def test_only_the_secret_is_removed_from_a_line() -> None:
+    line = "GET wss://feed.example/{}/stream?listenKey={}&x=1 'token': {}, 200"
+    secrets = "9f8e7d6c5b4a3928abcdefgh", "abcdefgh", "'a b'"
+    assert Redactor(()).clean(line.format(*secrets)) == line.format(REMOVED, REMOVED, REMOVED)
 
 
 def test_a_secret_is_found_as_json_and_urls_write_it(tmp_path: Path) -> None:
