@@ -57,7 +57,7 @@ def install_steps(root: Path, plan: Sequence[Planned], manifest: Manifest, *, fo
 
 
 def _directory(root: Path, wanted: Planned) -> Step:
-    path = _below(root, wanted.path)
+    path = _target(root, wanted.path)
     if not path.is_dir():
         if path.exists():
             raise InstallError(f"{wanted.path} is a file, where a directory is to be: move it away")
@@ -114,7 +114,7 @@ def undo_steps(root: Path, manifest: Manifest) -> list[Step]:
     steps = [_removal(root, path, written) for path, written in manifest.files.items()]
     removed = {MANIFEST, *(each.path for each in steps if each.action == "remove")}
     for path in reversed(manifest.directories):
-        if not _below(root, path).is_dir():
+        if not _target(root, path).is_dir():
             steps.append(Step("leave", path))
         elif kept := sorted(_names(root, path) - removed):
             steps.append(Step("keep", path, why=f"it holds {', '.join(kept)}"))
@@ -150,6 +150,22 @@ def _below(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
+def _target(root: Path, path: str) -> Path:
+    """The same, where nothing is written or removed through a link. Raises InstallError, OSError."""
+    target = _below(root, path)
+    if target.is_symlink():
+        to = target.readlink()
+        if str(to) == os.devnull:
+            raise InstallError(f"{target.name} is masked: systemctl unmask {target.name}")
+        raise InstallError(f"{path} is a link to {to}: move it away")
+    for parent in target.parents:
+        if parent.is_symlink() and not parent.exists():
+            raise InstallError(f"{path}: {parent} is a link to {parent.readlink()}, which is not there")
+    if not (leads := target.parent.resolve()).is_relative_to(root.resolve()):
+        raise InstallError(f"{path}: a link leads out of {root}, to {leads}")
+    return target
+
+
 def _missing(root: Path, wanted: Planned) -> list[str]:
     """The directories to make for it, each after the one that it is in."""
     path = PurePosixPath(wanted.path)
@@ -159,7 +175,7 @@ def _missing(root: Path, wanted: Planned) -> list[str]:
 
 def _read(root: Path, path: str) -> bytes | None:
     try:
-        return _below(root, path).read_bytes()
+        return _target(root, path).read_bytes()
     except FileNotFoundError:
         return None
 

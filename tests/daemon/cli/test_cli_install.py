@@ -223,6 +223,65 @@ def test_a_directory_in_place_of_a_file_is_refused(root: Path, run: Install) -> 
     assert refused(run(), "foretick.service", "Is a directory")
 
 
+def test_a_link_that_leads_out_of_the_root_is_refused(root: Path, tmp_path: Path, run: Install) -> None:
+    """An absolute link in an image is meant below its root, and means this machine from outside."""
+    (outside := tmp_path / "outside").mkdir()
+    (root / "etc").mkdir()
+    (root / "etc/systemd").symlink_to(outside)
+    before = there(root)
+    assert refused(run(), "/etc/systemd/system/foretick.service", f"out of {root}", str(outside))
+    assert (there(root), there(outside)) == (before, {})
+
+
+def test_a_link_within_the_root_is_followed(root: Path, run: Install) -> None:
+    (root / "usr/lib/systemd").mkdir(parents=True)
+    (root / "etc").mkdir()
+    (root / "etc/systemd").symlink_to("../usr/lib/systemd")
+    assert run().exit_code == 0
+    assert (root / "usr/lib/systemd/system/foretick.service").is_file()
+    assert run("--undo").exit_code == 0
+    assert (root / "etc/systemd").is_symlink()
+    assert there(root).keys() == {"etc/systemd/", "usr/lib/systemd/"}
+
+
+@pytest.mark.parametrize(
+    ("link", "to", "words"),
+    [
+        (UNIT, "/dev/null", ("foretick.service is masked", "systemctl unmask foretick.service")),
+        (UNIT, "/etc/hostname", (f"/{UNIT} is a link to /etc/hostname",)),
+        (CONFIG, "nothing", (f"/{CONFIG} is a link to nothing",)),
+        ("etc/foretick", "/etc", ("out of",)),
+        ("etc/foretick/credentials", "/etc", ("/etc/foretick/credentials is a link to /etc",)),
+        ("etc/systemd", "nothing", ("etc/systemd is a link to nothing, which is not there",)),
+        ("etc/systemd", "systemd", ("etc/systemd is a link to systemd",)),
+    ],
+)
+def test_a_link_in_place_of_a_file_or_directory_is_refused(
+    root: Path, run: Install, link: str, to: str, words: tuple[str, ...]
+) -> None:
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(to)
+    before = there(root)
+    assert refused(run("--force"), *words)
+    assert there(root) == before
+
+
+def test_undo_refuses_links_too(root: Path, tmp_path: Path, run: Install) -> None:
+    run()
+    (root / "etc/systemd").rename(outside := tmp_path / "outside")
+    (root / "etc/systemd").symlink_to(outside)
+    before = there(root), there(outside)
+    assert refused(run("--undo"), "out of", str(outside))
+    assert (there(root), there(outside)) == before
+    (root / "etc/systemd").unlink()
+    outside.rename(root / "etc/systemd")
+    (root / UNIT).unlink()
+    (root / UNIT).symlink_to("/dev/null")
+    before = there(root), {}
+    assert refused(run("--undo"), "foretick.service is masked")
+    assert there(root) == before[0]
+
+
 def test_a_manifest_that_cannot_be_read_is_refused(root: Path, run: Install) -> None:
     run()
     (root / "etc/foretick/installed.json").write_text("{")
