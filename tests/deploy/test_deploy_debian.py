@@ -12,7 +12,8 @@ from tests.deploy.distributions import ROOT, build_wheel
 from tests.kit.programs import need
 
 PROGRAM = "opt/foretick/bin/foretick"
-UNITS = {f"usr/lib/systemd/system/{name}" for name in ("foretick.service", "foretick@.service")}
+NAMES = ("foretick.service", "foretick@.service", "foretick-http.socket", "foretick-query.socket")
+UNITS = {f"usr/lib/systemd/system/{name}" for name in NAMES}
 CONFIG = "etc/foretick/foretick.toml"
 
 
@@ -81,3 +82,30 @@ def test_dpkg_installs_and_removes_it_in_a_bare_root(package: Path, tmp_path: Pa
     assert not any((tmp_path / name).exists() for name in ("opt/foretick", *UNITS))
     run(*dpkg, "--purge", "foretick")
     assert not (tmp_path / "etc/foretick").exists()
+
+
+def test_removal_disables_sockets_and_each_instance(package: Path, tmp_path: Path) -> None:
+    """The scripts, with a systemctl that only writes down what it is asked: disable takes no patterns."""
+    run(need("dpkg-deb"), "--control", package, tmp_path / "scripts")
+    root, called = tmp_path / "root", tmp_path / "called"
+    (root / "run/systemd/system").mkdir(parents=True)
+    (root / "opt/foretick").mkdir(parents=True)
+    (wants := root / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
+    for unit in ("foretick@desk-1.service", "foretick@desk-2.service", "other@a.service"):
+        (wants / unit).symlink_to("/usr/lib/systemd/system/any@.service")
+    (systemctl := tmp_path / "bin/systemctl").parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$*" >>{called}\nexit 1\n')
+    systemctl.chmod(0o755)
+    environment = {"DPKG_ROOT": str(root), "PATH": f"{systemctl.parent}:{os.environ['PATH']}"}
+    for script in ("prerm", "postrm"):
+        run(tmp_path / "scripts" / script, "remove", **environment)
+    commands = called.read_text().splitlines()
+    disabled = {unit for each in commands if each.startswith("disable ") for unit in each.split()[1:]}
+    instances = {"foretick@desk-1.service", "foretick@desk-2.service"}
+    assert disabled - {"--now"} == {NAMES[0], NAMES[2], NAMES[3]} | instances
+    assert "stop foretick@*.service" in commands
+    assert commands[-1] == "daemon-reload"
+    called.unlink()
+    for script in ("prerm", "postrm"):
+        run(tmp_path / "scripts" / script, "upgrade", **environment)
+    assert not called.exists()
