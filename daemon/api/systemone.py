@@ -106,7 +106,7 @@ class DecisionRequest(msgspec.Struct, frozen=True):
     """Questions by names of the client's own, about one state; other members are accepted, without effect.
 
     A ``state`` of just ``{"session": NAME}`` is the session's newest data. With a model ``session:NAME`` the
-    state is said beside that data.
+    state stands beside that data.
     """
 
     model: str
@@ -222,8 +222,8 @@ def parse(asked: DecisionRequest, served: ModelCatalog) -> list[Generate]:
     for name, each in asked.questions.items():
         if isinstance(each, Noul) and each.instructions is None and not any(each.described.values()):
             raise ApiError("bad_request", f"{name!r} has neither instructions nor criteria", "questions")
-    said = text_of(state, "state")
-    return [generate(each, said, session) for each in asked.questions.values()]
+    text = text_of(state, "state")
+    return [generate(each, text, session) for each in asked.questions.values()]
 
 
 def generate(question: Question, state: str, session: str) -> Generate:
@@ -232,7 +232,7 @@ def generate(question: Question, state: str, session: str) -> Generate:
     if session and len(text) > MAX_QUESTION_CHARS:
         why = f"a question has {len(text)} characters, at most {MAX_QUESTION_CHARS}"
         raise ApiError("too_long", why, "questions")
-    # a standing question is meant by its words alone: what is said beside them makes another one
+    # a standing question is meant by its words alone: what stands beside them makes another one
     alone = isinstance(question.instructions, str) and not state and not any(question.described.values())
     meant = str(question.instructions) if session and alone else ""
     turn = Turn("user", f"{state}\n\n{text}" if state else text)

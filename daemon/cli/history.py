@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from daemon.audit.broker import Broker, of_sink
-from daemon.audit.history import WRITERS, Row, Wanted, published, row_of
+from daemon.audit.published import WRITERS, Row, Wanted, published, row_of
 from daemon.cli.options import EXIT_CONFIG, read_config, set_option
 from feeds.connector import SettingError
 from feeds.durations import parse_duration

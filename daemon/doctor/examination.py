@@ -7,13 +7,13 @@ from datetime import datetime
 
 from daemon.config.schema import Config
 from daemon.doctor.brokers import Cluster, judge_cluster, read_clusters
-from daemon.doctor.certificates import judge_certificates
 from daemon.doctor.diagnosis import Diagnosis
 from daemon.doctor.machine import Machine, judge_machine, read_machine
 from daemon.doctor.running import Daemon, http_fetch, judge_daemon, read_daemon
 from daemon.doctor.service_log import judge_log, read_log
-from daemon.doctor.settings import judge_settings
+from daemon.doctor.smells import judge_settings
 from daemon.doctor.storage import Directory, judge_directory, read_directories
+from daemon.doctor.validity import judge_certificates
 from daemon.gateway.connectors import held_ns
 
 

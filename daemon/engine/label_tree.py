@@ -2,7 +2,7 @@
 
 The choices form a tree of tokens. One row of logits at each node, behind the tokens that lead there, has the
 log probability of every token that goes on; a choice's is the sum along its tokens. Where a choice begins
-another one, it has what is left: the probability that the answer begins with it, and with no longer choice.
+another one, it has the rest: the probability that the answer begins with it, and with no longer choice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,13 +39,19 @@ class LabelTree:
 
     def scores(self, logprobs: Mapping[Tokens, Sequence[float]]) -> list[float]:
         """Log probability of each choice; ``logprobs``: at each node, of its tokens in their order."""
+        paths = sorted(self.nodes, key=len)
         reached: dict[Tokens, float] = {(): 0.0}
-        for path, after in sorted(self.nodes.items(), key=lambda each: len(each[0])):
-            for token, logprob in zip(after, logprobs[path], strict=True):
+        for path in paths:
+            for token, logprob in zip(self.nodes[path], logprobs[path], strict=True):
                 reached[*path, token] = reached[path] + logprob
-        found: dict[Tokens, float] = {}
-        for label in sorted(self.labels, key=len, reverse=True):
-            longer = sum(exp(score - reached[label]) for other, score in found.items()
-                         if label in self.nodes and other[: len(label)] == label)  # fmt: skip
-            found[label] = reached[label] + log1p(-longer) if longer < 1 else -inf
-        return [found[label] for label in self.labels]
+        # of what goes on behind a path, the probability that it is a choice, or begins with one
+        longer = dict.fromkeys(self.labels, 0.0)
+        chosen = frozenset(self.labels)
+        for path in reversed(paths):
+            longer[path] = sum(
+                exp(logprob) * (1.0 if (*path, token) in chosen else longer[*path, token])
+                for token, logprob in zip(self.nodes[path], logprobs[path], strict=True)
+            )
+        return [
+            reached[label] + log1p(-longer[label]) if longer[label] < 1 else -inf for label in self.labels
+        ]

@@ -191,9 +191,9 @@ class PromptBuilder:
         standing, terse = asked.question, self._format.terse is not None
         if standing is not None and asked.schema is None:
             return standing, {}
-        said = (asked.meant or asked.turns[-1].text) if terse else transcript(asked.turns)
+        text = (asked.meant or asked.turns[-1].text) if terse else transcript(asked.turns)
         most = asked.max_tokens or self._limits.max_new_tokens
-        question = Question("ask", standing.text if standing else said, asked.choices or None, most)
+        question = Question("ask", standing.text if standing else text, asked.choices or None, most)
         if asked.schema is None:
             return question, {}
         if terse:
@@ -277,8 +277,8 @@ class PromptBuilder:
         is_chat = bool(asked.turns)
         encode, parts = self._format.plain, [asked.text]
         if is_chat:
-            said = [(each.role, each.text) for each in asked.turns]
-            text = made(self._rendered, (asked.salt, asked.turns), partial(self._format.chat, said))
+            turns = [(each.role, each.text) for each in asked.turns]
+            text = made(self._rendered, (asked.salt, asked.turns), partial(self._format.chat, turns))
             encode, parts = self._format.encode, self._format.parts(text, LONG)
         tokens: list[int] = []
         for part in parts:
@@ -333,6 +333,6 @@ class PromptBuilder:
 
 
 def transcript(turns: Sequence[Turn]) -> str:
-    """The question of the last turn, after what was said before, as text."""
+    """The question of the last turn, after the turns before it, as text."""
     earlier = [f"{ROLES[each.role]}: {each.text}\n" for each in turns[:-1]]
     return "".join(["Earlier in this conversation:\n", *earlier, "\n"] if earlier else []) + turns[-1].text

@@ -14,9 +14,9 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from daemon.top import panels
-from daemon.top.model import COLUMNS, Reading, Row, Snapshot, chosen, snapshot, waterfall
 from daemon.top.panels import plain
 from daemon.top.reader import Reader, Unavailable
+from daemon.top.snapshot import COLUMNS, Reading, Row, Snapshot, chosen, snapshot, waterfall
 from feeds.market_data import Answer
 from metrics.catalogue import OBJECTIVES
 

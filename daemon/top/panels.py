@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from daemon.top.model import Snapshot, Span, per_second, shown
+from daemon.top.snapshot import Snapshot, Span, per_second, shown
 from feeds.market_data import Answer
 from metrics.catalogue import STAGES
 

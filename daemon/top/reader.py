@@ -9,8 +9,8 @@ import msgspec
 
 from daemon.api.messages import SessionInfo
 from daemon.api.operations import FoundAnswers
-from daemon.top.model import FAMILIES, Reading
 from daemon.top.scrape import Scrape, parse
+from daemon.top.snapshot import FAMILIES, Reading
 from feeds.market_data import Answer
 
 T = TypeVar("T")

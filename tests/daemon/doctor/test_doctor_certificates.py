@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.schema import Config, HttpConfig, SinkConfig
-from daemon.doctor.certificates import judge_certificates
+from daemon.doctor.validity import judge_certificates
 from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.kafka_security import KafkaSecurity
 from support.certificates import validities_in

@@ -15,7 +15,7 @@ from daemon.config.schema import Config, HttpConfig, ModelConfig, RecoveryConfig
 from daemon.doctor.diagnosis import Diagnosis, Verdict
 from daemon.doctor.machine import Machine, judge_machine, read_machine
 from daemon.doctor.service_log import judge_log, read_log
-from daemon.doctor.settings import SMELLS, judge_settings
+from daemon.doctor.smells import SMELLS, judge_settings
 from daemon.doctor.storage import MIN_FREE, Directory, judge_directory, read_directories
 
 GPU = "NVIDIA H100 80GB HBM3, 570.86, 81559 MiB, 612 MiB, 41"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from daemon.doctor.metric_rules import NAMED, RULES, Labels, Rule, judge_metrics, judge_rule, samples_of
-from daemon.doctor.settings import SMELLS
+from daemon.doctor.smells import SMELLS
 from metrics.catalogue import BY_NAME, OPEN_LABELS
 from tests.docs.test_docs import anchors
 

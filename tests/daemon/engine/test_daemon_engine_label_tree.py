@@ -72,3 +72,8 @@ def test_what_is_always_gone_on_with_is_never_the_answer() -> None:
 def test_choices_that_are_no_tokens_or_the_same_are_refused(labels) -> None:
     with pytest.raises(ValueError, match="choice"):
         LabelTree.of(labels)
+
+
+def test_a_choice_that_cannot_be_reached_is_impossible() -> None:
+    tree = LabelTree.of([(1,), (2,), (2, 3)])
+    assert tree.scores({(): [0.0, float("-inf")], (2,): [-1.0]}) == [0.0, float("-inf"), float("-inf")]

@@ -10,9 +10,9 @@ from textual.widget import Widget
 from textual.widgets import DataTable, Sparkline
 
 from daemon.top.app import MAX_ROWS, SessionScreen, TopApp
-from daemon.top.model import FAMILIES, Reading
 from daemon.top.reader import Unavailable
 from daemon.top.scrape import parse
+from daemon.top.snapshot import FAMILIES, Reading
 from feeds.market_data import Answer
 from tests.kit.top import listed_answer, session_info
 from tests.kit.waiting import until

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from daemon.top import panels
-from daemon.top.model import (
+from daemon.top.scrape import Growth, Scrape, parse
+from daemon.top.snapshot import (
     COLUMNS,
     FAMILIES,
     Reading,
@@ -18,7 +19,6 @@ from daemon.top.model import (
     snapshot,
     waterfall,
 )
-from daemon.top.scrape import Growth, Scrape, parse
 from feeds.market_data import Latency
 from metrics.catalogue import BY_NAME
 from tests.kit.top import listed_answer, session_info

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 from httpx2 import Request, Response
 
-from daemon.top.model import FAMILIES
 from daemon.top.reader import HttpReader, Unavailable
+from daemon.top.snapshot import FAMILIES
 
 READY = {"/v1/sessions": Response(200, json={"sessions": []}), "/readyz": Response(200, json={"reasons": []})}
 
