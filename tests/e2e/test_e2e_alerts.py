@@ -122,6 +122,8 @@ async def fires(prometheus: PrometheusServer, *expected: str, may: str = "", end
     await until_slowly(look, 90, f"{expected} to fire, so far {seen}")
 
 
+# its clock is sixty times as fast: a machine that is busy for two seconds is two minutes late
+@pytest.mark.long
 @pytest.mark.prometheus
 async def test_each_fault_of_a_daemon_raises_its_own_alert(
     tmp_path: Path, start_prometheus: Callable[..., PrometheusServer]
