@@ -344,6 +344,8 @@ def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileF
         form = msgspec.toml.decode(text, type=FileFormat, dec_hook=lambda _, value: parse_duration(value))
         _check_file(form)
         (_check_for_messages if of_messages else _check_for_files)(form)
+    except RecursionError:
+        raise FormatError(f"{path.name}: nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"{path.name}: {error}") from error
     if form.schema:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.distributions import ROOT, build, copy
+from tests.kit.archives import unpack
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DATA = {
@@ -53,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     with tarfile.open(sdist) as archive_of_all:
         files = [each for each in archive_of_all.getmembers() if not each.isdir()]
         assert all(each.isreg() for each in files), "a link in it leads nowhere"
-        archive_of_all.extractall(folder / "unpacked", filter="data")
+    unpack(sdist, folder / "unpacked")
     of_sdist = {each.name: (folder / "unpacked" / each.name).read_bytes() for each in files}
     return Built(unpacked, of_wheel, {name.partition("/")[2]: data for name, data in of_sdist.items()})
 

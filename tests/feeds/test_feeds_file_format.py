@@ -137,3 +137,10 @@ def test_a_column_index_needs_columns(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(FormatError, match="binance_capture, btc_perp_bars"):
         load_format("nasdaq")
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 2000, "a = " + "{b = " * 2000])
+def test_a_format_that_is_nested_too_deeply_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.toml").write_text(text)
+    with pytest.raises(FormatError, match="nested too deeply"):
+        load_format(str(tmp_path / "deep.toml"))

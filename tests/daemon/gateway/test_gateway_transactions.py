@@ -18,7 +18,7 @@ from metrics.store import MetricStore
 from tests.kit import MemorySink, until
 from tests.kit.gateway import Broker, Member, make_checkpoint
 
-LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
+LABELS = {name: ["x", "test"] for name in ("session", "source", "sink", "policy", "eviction")}
 IN, OTHER = ("in", 0), ("in", 1)
 
 
