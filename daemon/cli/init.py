@@ -3,11 +3,15 @@
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import click
 from rich.box import SIMPLE
@@ -33,9 +37,11 @@ from feeds.proposals.sample import ROWS, of_file, of_messages
 from feeds.recorded_file import read_records
 from feeds.source import Incoming
 from feeds.timestamps import Instant
+from support.durable_file import replacing
 
 _MOST_READ = 50_000
 _BARS = 5
+_ANSWERS_S = 30.0
 _OURS = 0.9
 """Part of the messages that are our own records where no format is needed."""
 
@@ -66,7 +72,8 @@ class Read:
 def command(source: str, out: Path, force: bool, most: int, **options: Any) -> None:
     """Read a sample of SOURCE and write a format and a configuration for it.
 
-    SOURCE is a file, a topic (with --bootstrap), tcp:// or ipc:// of ZeroMQ, or ws:// or wss:// of a venue.
+    SOURCE is a file, http:// or https:// of one, which is downloaded into --out, a topic (with --bootstrap),
+    tcp:// or ipc:// of ZeroMQ, or ws:// or wss:// of a venue.
     """
     name = _name_of(source)
     form, config = out / f"{name}.toml", out / "foretick.toml"
@@ -118,7 +125,8 @@ def _read(source: str, form: Path, given: Given, options: dict[str, Any]) -> Rea
         sent = f"\nsubscribe = {json.dumps(options['subscribe'])}" if options["subscribe"] else ""
         table = f"[source.websocket]\nurl = {named}{sent}"
         return _of_messages(messages, form, given, source, table)
-    path = Path(source)
+    is_url = source.startswith(("http://", "https://"))
+    path = _download(source, form.parent) if is_url else Path(source)
     if not path.exists():
         raise FormatError("no such file; a topic needs --bootstrap")
     proposal = propose(of_file(path), given, path.name)
@@ -127,6 +135,24 @@ def _read(source: str, form: Path, given: Given, options: dict[str, Any]) -> Rea
     records = read_records(path, load_format(form), on_malformed=lambda _, error: observed.refuse(error))
     observed.add(islice(records, _MOST_READ))
     return Read(observed, proposal, f"[source.replay]\nfile = {json.dumps(str(path.resolve()))}\nspeed = 60")
+
+
+def _download(url: str, folder: Path) -> Path:
+    """The file at a URL, kept in ``folder`` under its own name; one that is there already is taken.
+
+    Raises OSError.
+    """
+    path = folder / (Path(urlsplit(url).path).name or "download")
+    if path.exists():
+        return path
+    try:
+        with urlopen(url, timeout=_ANSWERS_S) as reply, replacing(path) as file:
+            shutil.copyfileobj(reply, file)
+    except HTTPError as error:
+        error.close()
+        raise
+    click.echo(f"downloaded: {path}, {path.stat().st_size} bytes")
+    return path
 
 
 def _of_messages(messages: Sequence[Incoming], form: Path, given: Given, source: str, table: str) -> Read:

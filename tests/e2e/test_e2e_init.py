@@ -3,7 +3,11 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from websockets.asyncio.server import ServerConnection
@@ -140,3 +144,36 @@ async def test_a_zeromq_feed(tmp_path: Path) -> None:
     made = config(tmp_path)
     assert made.source.zeromq is not None
     assert (made.source.zeromq.endpoint, made.sessions[0].symbol) == (sink.endpoint, "X:AAA")
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A directory, and the URL that serves its files."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_file_at_a_url_is_downloaded_and_played(tmp_path: Path, web: tuple[Path, str]) -> None:
+    folder, url = web
+    (folder / "prices.csv").write_text(ROWS)
+    out = tmp_path / "out"
+    done = invoke("init", f"{url}/prices.csv?day=1", "--out", str(out), "--venue", "V", "--symbol", "AAA")
+    assert done.exit_code == 0, done.output
+    assert (out / "prices.csv").read_text() == ROWS
+    made = config(out).source.replay
+    assert made is not None
+    assert made.file == str(out / "prices.csv")
+    missing = invoke("init", f"{url}/none.csv", "--out", str(tmp_path / "other"))
+    assert missing.exit_code == 2
+    assert "404" in missing.stderr
+    assert not list((tmp_path / "other").iterdir())
