@@ -15,6 +15,7 @@ from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, check_prices, decode_record, encode
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.payloads.format_decoder import FormatDecoder
+from feeds.payloads.schema_registry import SchemaRegistry
 from feeds.recorded_file import read_text
 from feeds.source import Fault, Incoming
 
@@ -83,13 +84,17 @@ def split(
 
 @dataclass(frozen=True)
 class BodyFormat:
-    """A declared format of bodies, each a file of its own or a message (``of_messages``)."""
+    """A declared format of bodies, each a file of its own or a message (``of_messages``).
+
+    ``registry``: of messages with the id of a schema in front.
+    """
 
     form: FileFormat
     of_messages: bool = False
+    registry: SchemaRegistry | None = None
 
     @classmethod
-    def load(cls, name_or_path: str) -> "BodyFormat":
+    def load(cls, name_or_path: str, registry: SchemaRegistry | None = None) -> "BodyFormat":
         """That of a file, or else of messages, which come first where a body is one document.
 
         Raises FormatError.
@@ -98,23 +103,28 @@ class BodyFormat:
             form = load_format(name_or_path)
         except FormatError as error:
             try:
-                return cls._of_messages(name_or_path)
+                return cls._of_messages(name_or_path, registry)
             except FormatError:
                 raise error from None
         if form.container == "json":
             with suppress(FormatError):
-                return cls._of_messages(name_or_path)
+                return cls._of_messages(name_or_path, registry)
         return cls(form)
 
     @classmethod
-    def _of_messages(cls, name_or_path: str) -> "BodyFormat":
-        made = cls(load_format(name_or_path, of_messages=True), of_messages=True)
+    def _of_messages(cls, name_or_path: str, registry: SchemaRegistry | None) -> "BodyFormat":
+        made = cls(load_format(name_or_path, of_messages=True), True, registry)
         made.decoder()  # what it cannot read is said now
         return made
 
     def decoder(self) -> FormatDecoder:
         """Reads one message: what rows of others had counts for nothing. Bodies have a limit of their own."""
-        return FormatDecoder(self.form, sys.maxsize)
+        return FormatDecoder(self.form, sys.maxsize, self.registry)
+
+    async def prepare(self, body: bytes) -> None:
+        """Get the schema that a body names, and wait while the registry does not answer."""
+        if self.registry is not None and self.of_messages:
+            await self.decoder().prepare([_message(body, 0)])
 
 
 def convert(
@@ -127,8 +137,7 @@ def convert(
     if not form.of_messages:
         return _convert_file(body, form.form, day, most)
     found = Body()
-    message = Incoming("", 0, 0, None, body, {}, now_ns)
-    records, found.passed_over = form.decoder().read(message, found.refuse)
+    records, found.passed_over = form.decoder().read(_message(body, now_ns), found.refuse)
     _check(len(records), most)
     for record in records:
         try:
@@ -142,6 +151,10 @@ def convert(
             found.payloads.append(encode(record))
             found.moments.append((record.key, record.ts_event))
     return found
+
+
+def _message(body: bytes, now_ns: int) -> Incoming:
+    return Incoming("", 0, 0, None, body, {}, now_ns)
 
 
 def _convert_file(body: bytes, form: FileFormat, day: date | None, most: int) -> Body:

@@ -20,7 +20,7 @@ from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.messages import LineError, Push, Pushed, PushReply, QueryError
 from daemon.api.request_body import media_type_of, read_body, read_query
 from daemon.tenants import Tenant
-from feeds.batch_body import Body, TooMany, convert, split
+from feeds.batch_body import Body, BodyFormat, TooMany, convert, split
 from feeds.decoding import Undecodable
 from feeds.file_format import FormatError
 from feeds.moments import in_order
@@ -43,6 +43,8 @@ CONTAINERS = {
     "protobuf": ("application/x-protobuf", "application/protobuf"),
 }
 """Content types of declared formats."""
+_REGISTRY_S = 10.0
+"""Longest wait for the schema of a body."""
 _IN_LINE_BYTES = 1 << 14
 """Bodies above this are read in a thread, so that no client waits for them."""
 
@@ -118,6 +120,8 @@ class Pushes:
         self, body: bytes, media: str, source: PushedSource, options: PushOptions, tenant: Tenant
     ) -> Pushed:
         """Hand the records of a body to a source. Raises QueryError."""
+        if options.format:
+            await self._prepare(source.limits.formats[options.format], body)
         try:
             read = partial(self._read, body, media, source, options)
             found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
@@ -138,6 +142,15 @@ class Pushes:
         closed = self._closed_until(tenant, {key for key, _ in moments})
         late = sum(moment < closed.get(key, 0) for key, moment in moments)
         return Pushed(found.usable, len(found.errors), found.passed_over, errors, late)
+
+    async def _prepare(self, form: BodyFormat, body: bytes) -> None:
+        """Get what a registry knows of the body. Raises QueryError where it does not answer."""
+        try:
+            async with asyncio.timeout(_REGISTRY_S):
+                await form.prepare(body)
+        except TimeoutError:
+            self._count("busy")
+            raise QueryError("busy", "the schema registry does not answer: send the records again") from None
 
     def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
         most = source.limits.waiting

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from feeds.connector import Finding, SettingError, SourceConnector, about
+from feeds.connector import Finding, SettingError, SourceConnector, about, settings_in
 from feeds.file_format import FormatError, names
+from feeds.payloads.settings import RegistrySettings
 from feeds.source import Source
 
 if TYPE_CHECKING:
     from feeds.batch_body import BodyFormat
+    from feeds.payloads.schema_registry import SchemaRegistry
 
 
 class HttpSourceConnector(SourceConnector, frozen=True):
@@ -23,12 +25,14 @@ class HttpSourceConnector(SourceConnector, frozen=True):
         tuple[str, ...],
         about("TOML files of formats that requests may name, beside the built-in ones; named as their files"),
     ] = ()
+    registry: RegistrySettings = RegistrySettings()
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A queue; it stops at once."""
         from feeds.push_source import PushedSource, PushLimits
 
-        return PushedSource(name, PushLimits(self.max_waiting, self.max_body_bytes, self._formats()))
+        formats = self._formats(self._open_registry())
+        return PushedSource(name, PushLimits(self.max_waiting, self.max_body_bytes, formats))
 
     def listen(self, name: str, stop_timeout_s: float) -> Source:
         """Raises SettingError: what is pushed comes to the daemon alone."""
@@ -37,18 +41,25 @@ class HttpSourceConnector(SourceConnector, frozen=True):
         )
 
     def check(self) -> Iterator[Finding]:
-        """The formats can be used."""
+        """The formats can be used, and the registry answers."""
         try:
-            yield Finding("formats", ", ".join(self._formats()))
+            registry = self._open_registry()
+            yield Finding("formats", ", ".join(self._formats(registry)))
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
+            return
+        yield from self.registry.check(registry)
 
-    def _formats(self) -> "dict[str, BodyFormat]":
+    def _open_registry(self) -> "SchemaRegistry | None":
+        with settings_in("registry"):
+            return self.registry.open()
+
+    def _formats(self, registry: "SchemaRegistry | None") -> "dict[str, BodyFormat]":
         from feeds.batch_body import BodyFormat
 
-        built_in = *names(), *names(of_messages=True)
+        known = *names(), *names(of_messages=True), *self.formats
         try:
-            return {Path(each).stem: BodyFormat.load(each) for each in (*built_in, *self.formats)}
+            return {Path(each).stem: BodyFormat.load(each, registry) for each in known}
         except FormatError as error:
             raise SettingError("formats", str(error)) from error
 

@@ -53,6 +53,16 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (OSError, ValueError, TypeError) as error:
             raise SettingError("url", str(error)) from error
 
+    def check(self, registry: SchemaRegistry | None) -> Iterator[Finding]:
+        """Whether it answers, if there is one."""
+        if registry is None:
+            return
+        try:
+            registry.check()
+            yield Finding("registry.url", f"{self.url} answers")
+        except Exception as error:  # whatever the client raises
+            yield Finding("registry.url", f"{self.url} does not answer: {error}", ok=False)
+
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             "url": self.url,
@@ -168,12 +178,7 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
         names = [rule.format for rule in self.formats] + ([self.format] if self.format else [])
         if names:
             yield Finding("format", ", ".join(names))
-        if registry is not None:
-            try:
-                registry.check()
-                yield Finding("registry.url", f"{self.registry.url} answers")
-            except Exception as error:  # whatever the client raises
-                yield Finding("registry.url", f"{self.registry.url} does not answer: {error}", ok=False)
+        yield from self.registry.check(registry)
 
 
 def _named(condition: str) -> tuple[str, str] | None:
