@@ -47,3 +47,8 @@ def built_once(target: Path, build: Callable[[Path], None]) -> Path:
                 shutil.rmtree(building, ignore_errors=True)
                 raise
     return target
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists. Raises OSError where that cannot be seen."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

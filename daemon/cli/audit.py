@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,15 +10,13 @@ import msgspec
 
 from daemon.audit.broker import Broker, Group, groups_of, of_sink
 from daemon.audit.completeness import Audit, SessionAudit
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, aligned, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, aligned, instant, read_config, set_option
 from daemon.progress import Progress, order
 from feeds.codec import decode_message
 from feeds.connector import SettingError
-from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
 from feeds.kafka_range import OffsetsGone
 from feeds.market_data import Answer
-from feeds.timestamps import parse_instant
 
 _SHOWN = 5
 """Ranges of lost numbers in a row of the table."""
@@ -74,7 +71,7 @@ def command(
     """
     try:
         broker, groups = _brokers(topic, bootstrap, config_path, settings, group)
-        report = asyncio.run(_audited(broker, groups, topic, _since(since), exactly_once))
+        report = asyncio.run(_audited(broker, groups, topic, instant(since) or 0, exactly_once))
     except (SettingError, BrokerError, OffsetsGone, ValueError) as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_CONFIG)
@@ -137,16 +134,6 @@ def _row(each: SessionAudit) -> tuple[str, ...]:
         *(each.missing, each.repeated, each.conflicts),
     )
     return each.session, *map(str, numbers)
-
-
-def _since(text: str) -> int:
-    """In ns, by this machine's clock; 0 without. Raises ValueError."""
-    if not text:
-        return 0
-    try:
-        return time.time_ns() - parse_duration(text)
-    except ValueError:
-        return int(parse_instant(text))
 
 
 def _brokers(

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +10,9 @@ import click
 
 from daemon.audit.broker import Broker, of_sink
 from daemon.audit.published import WRITERS, Row, Wanted, published, row_of
-from daemon.cli.options import EXIT_CONFIG, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, instant, read_config, set_option
 from feeds.connector import SettingError
-from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
-from feeds.timestamps import parse_instant
 
 
 @click.command("history")
@@ -51,7 +48,7 @@ def command(
     """
     try:
         broker, name = _broker(topic, bootstrap, config_path, settings)
-        wanted = Wanted(frozenset(sessions), frozenset(questions), _instant(since), _instant(until))
+        wanted = Wanted(frozenset(sessions), frozenset(questions), instant(since), instant(until))
         with ExitStack() as stack:
             asyncio.run(_written(broker, name, wanted, _writer(output, stack)))
     except ModuleNotFoundError as error:
@@ -85,16 +82,6 @@ def _writer(output: Path | None, stack: ExitStack) -> Callable[[Row], None]:
         )
     write: Callable[[Row], None] = stack.enter_context(WRITERS[suffix](target))
     return write
-
-
-def _instant(text: str) -> int | None:
-    """In ns, by this machine's clock; None without. Raises ValueError."""
-    if not text:
-        return None
-    try:
-        return time.time_ns() - parse_duration(text)
-    except ValueError:
-        return int(parse_instant(text))
 
 
 def _broker(

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +17,8 @@ from daemon.api.messages import QueryError
 from daemon.config.load import Config, ConfigError, load_config
 from feeds.connector import SettingError
 from feeds.curve import Keys, key_pair
+from feeds.durations import parse_duration
+from feeds.timestamps import parse_instant
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -112,6 +115,19 @@ def overrides_of(settings: tuple[str, ...]) -> dict[str, object]:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         overrides[key] = value
     return overrides
+
+
+def instant(text: str) -> int | None:
+    """The time, in ns, of a text with a zone, or so long ago (2h) by our clock; None of an empty one.
+
+    Raises ValueError.
+    """
+    if not text:
+        return None
+    try:
+        return time.time_ns() - parse_duration(text)
+    except ValueError:
+        return int(parse_instant(text))
 
 
 def refuse(error: Exception) -> NoReturn:

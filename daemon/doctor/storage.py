@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daemon.config.schema import Config
 from daemon.doctor.diagnosis import Diagnosis, of_outcome, skipped
-from support.directories import cache_home
+from support.directories import cache_home, existing
 
 MIN_FREE = 1 << 30
 
@@ -61,7 +61,7 @@ def judge_directory(directory: Directory) -> Diagnosis:
 def _read(check: str, path: Path, max_bytes: int = 0) -> Directory:
     """``max_bytes``: of all its files, 0 where there is no limit."""
     try:
-        there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        there = existing(path)
         limit = max(0, max_bytes - sum(map(_size, path.glob("*")))) if max_bytes else 0
         free = shutil.disk_usage(there).free
     except OSError as error:

@@ -1,6 +1,6 @@
 """What a daemon needs of its machine and may run out: certificates, and room on the snapshots' disk."""
 
-import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from daemon.config import schema
 from feeds.kafka_security import KafkaSecurity
 from metrics.store import MetricStore
 from support.certificates import validities_in
+from support.directories import existing
 
 FREE = "foretick_snapshot_disk_free_ratio"
 
@@ -44,12 +45,10 @@ def free_ratio(directory: Path) -> float:
     0 where the disk does not answer.
     """
     try:
-        while not directory.exists() and directory != directory.parent:
-            directory = directory.parent
-        found = os.statvfs(directory)
+        disk = shutil.disk_usage(existing(directory))
     except OSError:
         return 0.0
-    return found.f_bavail / found.f_blocks if found.f_blocks else 1.0
+    return disk.free / disk.total if disk.total else 1.0
 
 
 def _certificates(config: schema.Config) -> Iterator[tuple[str, str]]:

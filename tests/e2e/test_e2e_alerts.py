@@ -28,7 +28,6 @@ SETTLE_S = 14.0
 TABLES = {
     "source": 'sequence = "symbol"',
     "bars": 'interval = "250ms"',
-    "flash": "every_bar = false",
 }
 PATTERN = """
 [[sessions]]
@@ -65,7 +64,7 @@ class Market:
         skip: int = 0,
         **more: object,
     ) -> None:
-        """Trades of an event and a receipt so many seconds from now, after leaving out ``skip`` numbers."""
+        """Trades whose event and receipt are this far from now (s), after leaving out ``skip`` numbers."""
         numbers = self._numbers[symbol]
         for _ in range(skip):
             next(numbers)

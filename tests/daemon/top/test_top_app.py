@@ -40,12 +40,12 @@ class Daemon:
         self.found = asyncio.Queue[Reading | Unavailable]()
         self.newest: Sequence[Answer] | Unavailable = answers
         self.asked: list[str] = []
-        self.polls = self.running = self.most_running = 0
+        self.polls = self.running = self.max_running = 0
 
     async def poll(self) -> Reading:
         self.polls += 1
         self.running += 1
-        self.most_running = max(self.most_running, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
             found = await self.found.get()
         finally:
@@ -124,7 +124,7 @@ async def test_sessions_are_shown_with_what_the_daemon_says_of_itself() -> None:
         assert "3 of 3 sessions by session" in str(shown.table.border_title)
         await shown.find(reading(2.0, reasons=("the engine is not up",), notice="no metrics: 403"))
         assert "the engine is not up | no metrics: 403" in shown.text("status")
-        assert shown.daemon.most_running == 1
+        assert shown.daemon.max_running == 1
 
 
 async def test_latencies_since_the_last_poll_are_a_line() -> None:
