@@ -37,7 +37,8 @@ class Levels:
     """Tapes as the compact line prints them; each array is [tapes, bars].
 
     Prices are levels, volumes are codes. ``percent`` [tapes]: price units in one percent of the reference.
-    ``window``: bars that a reader sees, 0 for all.
+    ``window``: bars that a reader sees, 0 for all. ``minute`` [tapes, bars] or [1, bars]: that of the day
+    (UTC) at which each bar opens, where it is known.
     """
 
     open: Ints
@@ -47,6 +48,7 @@ class Levels:
     volume: Ints
     percent: Ints
     window: int = 0
+    minute: Ints | None = None
 
 
 class Labels(NamedTuple):
@@ -65,7 +67,7 @@ class Rule:
     """A question with its labeller.
 
     ``text`` is how it is asked; ``means`` says when the first choice is right; it needs at least ``bars``
-    bars; ``unit`` is that of the margin.
+    bars; ``unit`` is that of the margin; ``timed``: it reads the time of day.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Rule:
     label: Callable[[Levels], Labels]
     bars: int
     unit: str = "R"
+    timed: bool = False
 
 
 def lag(x: Ints, k: int) -> Ints:

@@ -13,6 +13,8 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 _PLACEMENTS = ("terse", "numbered")
+_TRIED = 16
+"""Batches of tapes on which a question's rule is tried before a model is asked."""
 _int, _option = click.IntRange, partial(click.option, show_default=True)
 
 
@@ -124,6 +126,14 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
             help="How questions are asked: by their token, or by number from the frozen prefix.",
         ),
         _option("--max-tapes", type=_int(1), default=20_000, help="Where to stop."),
+        _option(
+            "--lines", type=click.Choice(["compact", "decimal", "words"]),
+            help="How bars are written, for a model asked prompt by prompt. Default: as it reads best.",
+        ),
+        _option(
+            "--question", "questions", type=_FILE, multiple=True,
+            help="A question of your own with its rule, in TOML, in place of the eighteen; may be repeated.",
+        ),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -146,11 +156,6 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["auto", "float32", "bfloat16"]),
     help="Ask the tape model too as the daemon serves it, prompt by prompt, in this dtype.",
 )
-@_option(
-    "--lines",
-    type=click.Choice(["compact", "decimal", "words"]),
-    help="What bars are written in, of a model that is asked prompt by prompt. Default: what it reads best.",
-)
 @_option("--json", "json_file", type=_WRITTEN, help="Write scores here.")
 @_option(
     "--plots",
@@ -170,6 +175,7 @@ def evaluate(
     calibration: Path | None,
     dtype: str | None,
     lines: Any,
+    questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
 ) -> None:
@@ -195,9 +201,10 @@ def evaluate(
     if plots is not None:
         from training.plots import plot
 
-    model, name, revision = _read_model(path, dtype, lines)
-    fitted = _read_calibration(path, revision, calibration)
     source = _source(tape, form, seed, EVALUATION)
+    asked = _asked_of(questions, source, window)
+    model, name, revision = _read_model(path, dtype, lines, asked)
+    fitted = _read_calibration(path, revision, model.lines, calibration)
     console, settings = Console(), {}
     if not console.is_terminal:
         console.width = 140
@@ -232,51 +239,88 @@ def calibrate(
     out: Path | None,
     seed: int,
     max_tapes: int,
+    lines: Any,
+    questions: tuple[Path, ...],
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
     Half of the labels are asked in fresh windows, half in sliding ones; each placement has a calibration of
     its own, as models answer less well by number. Generated tapes are drawn from training's ranges with
     seeds of their own, so that `foretick evaluate` shows what a shift costs. The file is for this model and
-    its line schema only; the daemon refuses it for another.
+    its line schema only; the daemon refuses it for another. With --question it keeps what the file has of
+    other questions.
     """
     from rich.progress import Progress
 
     from flash.confidence import Calibration, write_calibration
     from training.calibrate import fit
-    from training.export import foretick_block
     from training.generate import TRAINING
     from training.sources import Setting, collect, joined
 
-    model, _, revision = _read_model(path)
     source = _source(tape, form, seed, TRAINING)
-    texts = {name: entry["text"] for name, entry in foretick_block()["questions"].items()}
-    questions = []
+    asked = _asked_of(questions, source, window)
+    model, _, revision = _read_model(path, None, lines, asked)
+    if out is None and not path.is_dir():
+        raise click.UsageError("--out is needed where --model is a file")
+    target = out or path / "calibration.json"
+    kept = _read_calibration(path, revision, model.lines, target) if questions else None
+    texts = dict(zip(model.asked.names, model.asked.texts, strict=True))
+    found = []
     with Progress() as progress:
         for placement in dict.fromkeys(placements):
             parts, settings = [], [Setting(placement, read, window) for read in (1, 2)]
             for setting in settings:
                 advance = partial(_advance, progress, progress.add_task(setting.name))
                 parts.append(collect(model, source, setting, -(-labels // 2), max_tapes, advance))
-            questions += fit(joined(parts), texts, settings[0].numbered)
-    if not questions:
+            found += fit(joined(parts), texts, settings[0].numbered)
+    if not found:
         raise click.ClickException("no question has enough labels; ask for more --labels")
-    target = out or path / "calibration.json"
+    others: list[Any] = [each for each in kept.questions if each.name not in texts] if kept else []
     described = {**source.described, "window": window, "labels": labels}
-    write_calibration(
-        target, Calibration(model=revision, lines="compact", data=described, questions=questions)
+    calibration = Calibration(
+        model=revision,
+        lines=model.lines,
+        data=kept.data if kept and others else described,
+        questions=[*others, *found],
     )
-    click.echo(f"{len(questions)} calibrations written to {target}")
+    write_calibration(target, calibration)
+    click.echo(f"{len(found)} calibrations written to {target}")
 
 
 def _advance(progress: Any, task: Any, share: float) -> None:
     progress.update(task, completed=100 * share)
 
 
-def _read_model(path: Path, dtype: str | None = None, lines: Any = None) -> tuple[Any, str, str]:
+def _asked_of(files: tuple[Path, ...], source: Any, window: int) -> Any:
+    """The questions of these files; None without any. Each choice must be right somewhere on the tapes."""
+    from itertools import islice
+
+    from tapes.expressions import ExpressionError
+    from tapes.question_file import QuestionError, check_labels, read_question
+    from training.batches import Vocabulary
+    from training.sources import Asked
+
+    if not files:
+        return None
+    try:
+        rules = [read_question(file) for file in files]
+        drawn = [each.levels for each in islice(source.batches(Vocabulary(), 2 * window, window), _TRIED)]
+        for rule in rules:
+            check_labels(rule, drawn)
+    except (QuestionError, ExpressionError) as error:
+        raise click.ClickException(str(error)) from None
+    names = [rule.name for rule in rules]
+    if len(set(names)) < len(names):
+        raise click.ClickException(f"two questions have one name: {', '.join(names)}")
+    return Asked(tuple(rules), exact=False)
+
+
+def _read_model(
+    path: Path, dtype: str | None = None, lines: Any = None, asked: Any = None
+) -> tuple[Any, str, str]:
     """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it.
 
-    ``lines``: what bars are written in, where it is asked prompt by prompt.
+    ``lines``: what bars are written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
     """
     import torch
 
@@ -294,9 +338,9 @@ def _read_model(path: Path, dtype: str | None = None, lines: Any = None) -> tupl
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    if dtype is not None or lines is not None or not is_packed(path):
+    if asked is not None or dtype is not None or lines is not None or not is_packed(path):
         try:
-            return Served.load(path, dtype or "auto", lines), path.name, revision_of(path)
+            return Served.load(path, dtype or "auto", lines, asked), path.name, revision_of(path)
         except ModelError as error:
             raise click.ClickException(str(error)) from None
     torch.set_num_threads(1)
@@ -313,7 +357,7 @@ def _expanded(file: Path, dtype: str) -> Path:
         raise click.ClickException(str(error)) from None
 
 
-def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:
+def _read_calibration(path: Path, revision: str, lines: str, file: Path | None) -> Any:
     """The calibration to evaluate with; None where there is no file."""
     from flash.confidence import CalibrationError, read_calibration
 
@@ -321,7 +365,7 @@ def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:
     if not file.exists():
         return None
     try:
-        return read_calibration(file, revision, "compact")
+        return read_calibration(file, revision, lines)
     except CalibrationError as error:
         raise click.ClickException(str(error)) from None
 

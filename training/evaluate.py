@@ -116,9 +116,9 @@ def balanced_accuracy(right: Flags, label: Ints, tape: Ints, seed: int = 0) -> S
 
 
 def distance_of(answers: Answers) -> Floats:
-    """Distance to the nearest boundary. A middle choice's margin is 0 in its middle and 1 at its ends."""
+    """Distance to the nearest boundary. In `range_location`'s middle the margin is 1 at both."""
     distance: Floats = np.abs(answers.margin)
-    if len(answers.choices) == 3:
+    if answers.name == "range_location":
         distance = np.where(answers.label == 1, np.maximum(1 - distance, 0.0), distance)
     return distance
 

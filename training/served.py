@@ -18,16 +18,13 @@ from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
 from engine.model.loading import load_model
 from engine.step import Chunk, OutOfMemory
-from flash.question import EXACT_VALUE
 from regions.tape import Retention
-from tapes.rules import RULES, Ints
+from tapes.rules import Ints
 from training.batches import Vocabulary
 from training.shown import Lines, shown
-from training.sources import Drawn, Read, Setting
-from training.tokenizer import NONE, QUESTIONS
+from training.sources import Asked, Drawn, Read, Setting
+from training.tokenizer import NONE
 
-_EXACT = len(QUESTIONS) - 1
-_TEXTS = [*(rule.text for rule in RULES), EXACT_VALUE.text]
 _MORE_TOKENS = 3
 """That may stand before a number."""
 _BLOCK, _MAX_TOKENS, _QUESTION = 16, 16_384, 256
@@ -47,57 +44,76 @@ class Served:
     """Of the headers that sources draw."""
     cuts: int = 2
     lines: Lines = "compact"
+    asked: Asked = field(default_factory=Asked)
 
     @classmethod
-    def load(cls, directory: Path, dtype: str = "auto", lines: Lines | None = None) -> Served:
+    def load(
+        cls, directory: Path, dtype: str = "auto", lines: Lines | None = None, asked: Asked | None = None
+    ) -> Served:
         """Load a directory as the daemon does; ``lines``: None for those that the model reads best.
 
-        Raises ModelError where the daemon would refuse the model.
+        Raises ModelError where the daemon would refuse the model, and where it cannot answer ``asked``.
         """
+        asked = asked or Asked()
         loaded = checked(load_model(directory, dtype=dtype, device="auto"))
-        blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(QUESTIONS) * _QUESTION) // _BLOCK
+        blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(asked.names) * _QUESTION) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
         if prompt.terse is not None and lines not in (None, "compact"):
             raise ModelError("this model reads compact lines only")
-        return cls(engine, prompt, lines=lines or prompt.lines)
+        read = lines or prompt.lines
+        for rule in asked.rules:
+            if rule.timed and read == "compact":
+                raise ModelError(f"{rule.name}: its rule reads the time of day, and compact lines have none")
+            try:
+                prompt.question(rule.text)
+                prompt.choices(rule.text, rule.choices)
+            except ValueError as error:
+                raise ModelError(f"{rule.name}: {error}") from error
+        return cls(engine, prompt, lines=read, asked=asked)
 
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
-        x = drawn.levels
+        x, texts = drawn.levels, self.asked.texts
+        exact = len(self.asked.rules)
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
             frozen, lines, price = shown(
-                self.prompt, self.lines, x, tape, header, _TEXTS if setting.numbered else []
+                self.prompt, self.lines, x, tape, header, list(texts) if setting.numbered else []
             )
             for bar in cuts.tolist():
                 window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
                 with closing(_Context(self.engine, frozen, window)) as context:
-                    rules = [question for question in rows if question != _EXACT]
-                    asked = [self._asked(question, setting.numbered) for question in rules]
+                    rules = [question for question in rows if question != exact]
+                    asked = [self._tokens(question, setting.numbered) for question in rules]
                     for question, logits in zip(rules, context.logits(asked), strict=True):
                         rows[question].append((tape, bar, logits[self._choices(question)].tolist()))
-                    if _EXACT in rows:
+                    if exact in rows:
                         level = price(int(x.close[tape, bar]))
-                        said = self._says(context, self._asked(_EXACT, setting.numbered), level)
-                        rows[_EXACT].append((tape, bar, said))
+                        said = self._says(context, self._tokens(exact, setting.numbered), level)
+                        rows[exact].append((tape, bar, said))
         for question, found in rows.items():
             tape_of, bar_of = (np.array([row[i] for row in found]) for i in (0, 1))
-            if question == _EXACT:
+            if question == exact:
                 right = np.array([row[2] for row in found])
                 yield Read(question, tape_of, bar_of, np.zeros((len(found), 0)), right)
             else:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
-    def _asked(self, question: int, numbered: bool) -> list[int]:
-        return self.prompt.numbered(question + 1) if numbered else self.prompt.question(_TEXTS[question])
+    def _tokens(self, question: int, numbered: bool) -> list[int]:
+        """Of a question as it is asked."""
+        return (
+            self.prompt.numbered(question + 1)
+            if numbered
+            else self.prompt.question(self.asked.texts[question])
+        )
 
     def _choices(self, question: int) -> list[int]:
         """The tokens of its choices, and of NONE."""
-        rule = RULES[question]
+        rule = self.asked.rules[question]
         return [*self.prompt.choices(rule.text, rule.choices), self.prompt.choice(NONE)]
 
     def _says(self, context: _Context, asked: list[int], level: str) -> bool:

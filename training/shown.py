@@ -13,11 +13,13 @@ from ingest.compact import CENTRE, CODES_PER_DECADE, Anchor
 from ingest.lines import MINUTE_NS, LineSpec, clock_text, decimal
 from ingest.tokens import Tokeniser
 from ingest.volumes import SCALE, Volume, put_volume, volume_of
-from tapes.rules import Levels
+from tapes.rules import Ints, Levels
 
 Lines = Literal["compact", "decimal", "words"]
 OPENED = 1_767_346_200 * 10**9
 """When the first bar of a tape opened, ns: 2026-01-02T09:30:00Z."""
+OPENED_MINUTE = 9 * 60 + 30
+"""Of the day, of the same."""
 _VOLUME_DECIMALS = 3
 _NANO = 9
 
@@ -58,6 +60,11 @@ def bars_of_levels(x: Levels, tape: int, header: str) -> tuple[Bars, LineSpec]:
     for bar, exact in zip(made, np.where(codes > 0, traded, 0.0).tolist(), strict=True):
         put_volume(bar, Volume.of(round(exact * 10**_NANO) * 10 ** (SCALE - _NANO)))
     return made, LineSpec(anchor.price_decimals, _VOLUME_DECIMALS, price_scale=anchor.price_scale)
+
+
+def minutes(bars: int) -> Ints:
+    """The minute of the day at which each bar of a tape opens, as decimal lines print it: [1, bars]."""
+    return ((OPENED_MINUTE + np.arange(bars)) % (24 * 60))[None]
 
 
 def _anchor(header: str) -> Anchor:

@@ -16,20 +16,21 @@ from feeds.decimals import decimals_of
 from feeds.file_format import load_format
 from feeds.market_data import AnyRecord, Bar
 from feeds.recorded_file import read_records
+from flash.question import EXACT_VALUE
 from ingest.bar_kernel import Bars
 from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
 from tapes.real_bars import anchor_of, bars_of, levels_of
-from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
-from training.baseline import simple_guess
+from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels, Rule
+from training.baseline import fitted_guess, shapes, simple_guess
 from training.batches import Layout, Vocabulary, draw_headers, pack
 from training.generate import EVALUATION, Ranges, generate
 from training.model import TapeModel
+from training.shown import minutes
 from training.tokenizer import QUESTIONS
 
 Placement = Literal["terse", "numbered"]
-_EXACT = len(QUESTIONS) - 1
 _SECOND = 10**9
 _TAPES = 8
 _STRETCH = 4
@@ -78,7 +79,7 @@ class Generated:
             rng = np.random.default_rng([990_001, self.seed, bars, window, number])
             x = generate(rng, _TAPES, bars, self.ranges, window)
             header, percent = draw_headers(rng, vocabulary, x.percent)
-            levels = Levels(x.open, x.high, x.low, x.close, x.volume, percent, window)
+            levels = Levels(x.open, x.high, x.low, x.close, x.volume, percent, window, minutes(bars))
             yield Drawn(levels, header, number * _TAPES + np.arange(_TAPES))
             number += 1
 
@@ -154,7 +155,8 @@ def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:
         return np.concatenate([getattr(levels, name) for levels, _, _ in group])
 
     opened, high, low, close, volume = map(column, ("open", "high", "low", "close", "volume"))
-    levels = Levels(opened, high, low, close, volume, column("percent"), window)
+    shown_at = minutes(close.shape[1])
+    levels = Levels(opened, high, low, close, volume, column("percent"), window, shown_at)
     return Drawn(levels, np.array([header for _, header, _ in group]), np.array([name for *_, name in group]))
 
 
@@ -219,8 +221,38 @@ class Read(NamedTuple):
     right: npt.NDArray[np.bool_] | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The questions of an evaluation, in order: those with rules, then perhaps `exact_value`."""
+
+    rules: tuple[Rule, ...] = RULES
+    exact: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all questions."""
+        return (*(rule.name for rule in self.rules), *([EXACT_VALUE.name] if self.exact else []))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """As they are asked."""
+        return (*(rule.text for rule in self.rules), *([EXACT_VALUE.text] if self.exact else []))
+
+    def rule(self, question: int) -> Rule | None:
+        """Of a question by its index; None of `exact_value`."""
+        return self.rules[question] if question < len(self.rules) else None
+
+
 class Reader(Protocol):
     """A model that answers questions about tapes."""
+
+    @property
+    def asked(self) -> Asked:
+        """What it is asked."""
+
+    @property
+    def lines(self) -> str:
+        """The line schema that it reads."""
 
     @property
     def cuts(self) -> int:
@@ -239,6 +271,8 @@ class Packed:
     model: TapeModel
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     cuts: int = 16
+    asked: Asked = field(default_factory=Asked, init=False)
+    lines: str = field(default="compact", init=False)
 
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
@@ -257,11 +291,12 @@ class Packed:
         for question in wanted.tolist():
             tape, query = np.nonzero(queries.kind == question)
             own = logits[tape, query].astype(np.float64)
-            if question == _EXACT:
+            rule = self.asked.rule(question)
+            if rule is None:
                 right = own.argmax(-1) == queries.target[tape, query]
                 yield Read(question, tape, at[query], own[:, :0], right)
             else:
-                choices = self.vocabulary.choices[question][: len(RULES[question].choices)]
+                choices = self.vocabulary.choices[question][: len(rule.choices)]
                 yield Read(question, tape, at[query], own[:, [*choices, self.vocabulary.none]])
 
 
@@ -279,8 +314,9 @@ def collect(
     """
     bars = setting.window * setting.windows
     last = np.arange(bars - setting.window // 2, bars)
-    found: list[list[dict[str, Any]]] = [[] for _ in QUESTIONS]
-    have = np.zeros(len(QUESTIONS), np.int64)
+    asked = reader.asked
+    found: list[list[dict[str, Any]]] = [[] for _ in asked.names]
+    have = np.zeros(len(asked.names), np.int64)
     read = 0
     for number, drawn in enumerate(source.batches(Vocabulary(), bars, setting.window)):
         if read >= max_tapes or have.min() >= labels:
@@ -289,38 +325,44 @@ def collect(
         at = np.sort(rng.choice(last, min(reader.cuts, len(last)), replace=False))
         for part in reader.read(drawn, setting, at, np.flatnonzero(have < labels), rng):
             if len(part.tape):
-                labelled = _labelled(part, drawn)
+                labelled = _labelled(part, asked.rule(part.question), drawn)
                 found[part.question].append(labelled)
                 have[part.question] += int((labelled["label"] != UNDEFINED).sum())
         read += len(drawn.levels.close)
         progress(float(np.minimum(have, labels).sum() / (labels * len(have))))
     return [
-        Answers(
-            QUESTIONS[question],
-            RULES[question].choices if question < _EXACT else (),
-            **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
-        )
-        for question, parts in enumerate(found)
+        _gathered(name, asked.rule(question), parts)
+        for question, (name, parts) in enumerate(zip(asked.names, found, strict=True))
         if parts
     ]
 
 
-def _labelled(part: Read, drawn: Drawn) -> dict[str, Any]:
-    """The fields of `Answers` but name and choices."""
+def _gathered(name: str, rule: Rule | None, parts: Sequence[dict[str, Any]]) -> Answers:
+    """The answers to one question. The plain guess of a desk's own one is fitted here."""
+    columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+    shape = columns.pop("shape", None)
+    if shape is not None:
+        columns["guess"] = fitted_guess(shape, columns["label"], columns["tape"])
+    return Answers(name, rule.choices if rule is not None else (), **columns)
+
+
+def _labelled(part: Read, rule: Rule | None, drawn: Drawn) -> dict[str, Any]:
+    """The fields of `Answers` but name and choices; ``shape`` in place of a guess that is still unfitted."""
     tape, bar, x = part.tape, part.bar, drawn.levels
-    if part.right is not None:
+    if rule is None:
+        assert part.right is not None
         blank = np.zeros(len(tape), np.int64)
         labels = {"label": blank, "before": blank, "margin": blank.astype(np.float64), "guess": blank}
         right = part.right
     else:
-        rule = RULES[part.question]
         label = rule.label(x)
         value = label.value.astype(np.int64)
+        guess = simple_guess(rule.name, x) if rule in RULES else None
         labels = {
             "label": value[tape, bar],
             "before": value[tape, bar - 1],
             "margin": label.margin[tape, bar],
-            "guess": simple_guess(rule.name, x)[tape, bar],
+            **({"shape": shapes(x)[tape, bar]} if guess is None else {"guess": guess[tape, bar]}),
         }
         right = part.chosen[:, :-1].argmax(-1) == labels["label"]
     return {"tape": drawn.name[tape], "logits": part.chosen, "right": right, **labels}

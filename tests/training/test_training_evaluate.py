@@ -11,7 +11,9 @@ import torch
 from click.testing import CliRunner
 
 from engine.model.embedded import embedded_directory
+from flash.confidence import Calibration
 from ingest.compact import CompactSpec
+from tapes.question_file import read_question
 from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 from tests.kit.tolerance import apart, largest, near, of_float64, rounding
@@ -68,7 +70,12 @@ class TestScores:
 
     def test_a_middle_choice_is_farthest_from_its_boundaries_in_the_middle(self) -> None:
         three = answers(4, choices=("UPPER", "MIDDLE", "LOWER"))
-        each = replace(three, margin=np.array([0.5, -0.75, 0.0, -2.0]), label=np.array([0, 1, 1, 2]))
+        each = replace(
+            three,
+            name="range_location",
+            margin=np.array([0.5, -0.75, 0.0, -2.0]),
+            label=np.array([0, 1, 1, 2]),
+        )
         assert distance_of(each).tolist() == [0.5, 0.25, 1.0, 2.0]
 
     def test_onset_persistence_baselines_and_none_equal_a_loop(self) -> None:
@@ -316,3 +323,134 @@ def test_a_model_that_reads_one_kind_of_lines_is_asked_on_no_other(model: Path) 
     result = CliRunner().invoke(evaluate, ["--model", str(model), "--lines", "decimal", "--labels", "1"])
     assert result.exit_code == 1
     assert "reads compact lines only" in result.output
+
+
+TWO = {
+    "closes_up": """
+name = "closes_up"
+text = "Did the last bar close above its open?"
+rule = "close > open"
+""",
+    "place": """
+name = "place"
+text = "Where in the range of the last ten bars is the close?"
+choices = ["TOP", "MIDDLE", "BOTTOM"]
+rule = ["share > 2 / 3", "share > 1 / 3"]
+where = "top > bottom"
+[define]
+top = "highest(high, 10)"
+bottom = "lowest(low, 10)"
+share = "(close - bottom) / (top - bottom)"
+""",
+}
+TEXT = "Did the last bar close above its open?"
+
+
+@pytest.fixture
+def own_questions(tmp_path: Path) -> list[str]:
+    options = []
+    for name, text in TWO.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+        options += ["--question", str(tmp_path / f"{name}.toml")]
+    return options
+
+
+def test_own_questions_are_calibrated_and_scored_with_any_model(
+    tmp_path: Path, own_questions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of random weights: its answers are no better than chance. Few labels: asked one by one."""
+    monkeypatch.setattr("training.calibrate.LEAST_LABELS", 20)
+    monkeypatch.setattr("training.calibrate.LEAST_OF_A_CHOICE", 2)
+    path = embedded_directory(tmp_path)
+    small = ["--model", str(path), *own_questions, "--placement", "terse", "--window", "32"]
+    enough = ["--labels", "80", "--max-tapes", "80", "--lines", "decimal"]
+    out = tmp_path / "calibration.json"
+    result = CliRunner().invoke(calibrate, [*small, *enough, "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    fitted = msgspec.json.decode(out.read_bytes(), type=Calibration)
+    assert fitted.lines == "decimal"
+    assert fitted.find(TEXT, ("YES", "NO")) is not None
+    found = tmp_path / "found.json"
+    scored = ["--labels", "60", "--windows", "1", "--lines", "decimal", "--json", str(found)]
+    result = CliRunner().invoke(
+        evaluate, [*small, *scored, "--calibration", str(out)], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    report = msgspec.json.decode(found.read_bytes(), type=Report)
+    (scores,) = report.settings.values()
+    by_name = {each.question: each for each in scores}
+    assert list(by_name) == list(TWO)
+    up = by_name["closes_up"]
+    assert up.calibrated is not None
+    assert up.simple is not None
+    assert up.simple > 0.9  # the tree reads the last bar's move
+    assert abs(up.balanced.share - 0.5) < 0.25
+    kept = len(fitted.questions)
+    only = ["--model", str(path), "--question", str(tmp_path / "place.toml"), *small[-4:], *enough]
+    result = CliRunner().invoke(calibrate, [*only, "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    again = msgspec.json.decode(out.read_bytes(), type=Calibration)
+    assert again.find(TEXT, ("YES", "NO")) == fitted.find(TEXT, ("YES", "NO"))
+    assert len(again.questions) == kept
+
+
+def test_an_own_question_is_not_for_the_tape_model(model: Path, own_questions: list[str]) -> None:
+    result = CliRunner().invoke(evaluate, ["--model", str(model), *own_questions])
+    assert result.exit_code == 1
+    assert "closes_up: this model" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("close > open", "close > volume"), "mixes a price and a volume"),
+        (("close > open", "close[-2] > open"), "looks ahead"),
+        (("close > open", "close > close"), "YES is right at none of"),
+        (("close > open", "close / (close - close) > 1"), "its rule is defined at none of"),
+        (("close > open", "close[40] > open"), "reads 41 bars, but 32 are shown"),
+        (("close > open", "time > '09:40'"), "its rule reads the time of day, and compact lines have none"),
+        (("rule =", "rules ="), "is no question"),
+        (("rule =", 'choices = ["UP"]\nrule ='), "has 2 to 255 choices"),
+        (("rule =", 'choices = ["A", "B", "C"]\nrule ='), "3 choices need 2 rules, not 1"),
+        (("name =", "name = ="), "is no question"),
+    ],
+)
+def test_questions_that_cannot_be_are_refused_before_a_model_is_asked(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path, file = embedded_directory(tmp_path), tmp_path / "own.toml"
+    file.write_text(TWO["closes_up"].replace(*change))
+    options = ["--model", str(path), "--question", str(file), "--window", "32", "--lines", "compact"]
+    result = CliRunner().invoke(evaluate, options)
+    assert result.exit_code == 1, result.output
+    assert message in " ".join(result.output.split())
+
+
+def test_two_questions_of_one_name_are_refused(tmp_path: Path, own_questions: list[str]) -> None:
+    path = embedded_directory(tmp_path)
+    result = CliRunner().invoke(evaluate, ["--model", str(path), *own_questions, *own_questions[:2]])
+    assert result.exit_code == 1
+    assert "two questions have one name" in result.output
+
+
+def test_a_choice_of_a_multiple_question_is_the_first_whose_rule_holds(tmp_path: Path) -> None:
+    """As plain words say it, with the distance to the nearer boundary."""
+    (tmp_path / "place.toml").write_text(TWO["place"])
+    rule = read_question(tmp_path / "place.toml")
+    x = next(Generated(seed=5).batches(Vocabulary(), 64, 64)).levels
+    label = rule.label(x)
+    assert rule.bars == 10
+    assert np.all(label.value[:, :9] == UNDEFINED)
+    for tape in range(len(x.close)):
+        for bar in range(9, 64):
+            top, bottom = (
+                int(x.high[tape, bar - 9 : bar + 1].max()),
+                int(x.low[tape, bar - 9 : bar + 1].min()),
+            )
+            if top == bottom:
+                assert label.value[tape, bar] == UNDEFINED
+                continue
+            share = (int(x.close[tape, bar]) - bottom) / (top - bottom)
+            assert label.value[tape, bar] == (0 if share > 2 / 3 else 1 if share > 1 / 3 else 2)
+            nearest = share - 2 / 3 if share > 2 / 3 else min(abs(share - 2 / 3), abs(share - 1 / 3))
+            assert abs(label.margin[tape, bar]) == pytest.approx(abs(nearest))
