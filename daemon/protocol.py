@@ -16,6 +16,7 @@ from daemon.config.schema import SessionConfig
 from daemon.config.symbols import Rolls
 from daemon.progress import Position, Progress
 from daemon.ring_numbers import RingValues
+from daemon.traces.spans import Passes
 from feeds.decoding import decoded
 from feeds.market_data import Answer
 from flash.question import Question
@@ -215,7 +216,8 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """One standing question's answer; the gateway adds input offsets, and ages from its version's ``times``.
 
-    ``asked``: answers and failures that this version has in all. ``logits``: of its choices.
+    ``asked``: answers and failures that this version has in all. ``logits``: of its choices. ``passes``: when
+    the engine did it.
     """
 
     answer: Answer
@@ -223,6 +225,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     times: Times
     asked: int
     logits: tuple[float, ...] = ()
+    passes: Passes = Passes()
 
 
 class Repeated(msgspec.Struct, frozen=True, tag="repeated"):

@@ -36,6 +36,17 @@ def read_login(key: str, path: str | Path) -> tuple[str, str]:
     return lines[0], lines[1]
 
 
+def read_headers(key: str, path: str | Path) -> dict[str, str]:
+    """Headers of HTTP, a line each; none without a path. Raises SettingError, as `read_secret` does."""
+    found: dict[str, str] = {}
+    for line in read_secret(key, path).splitlines() if path else ():
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise SettingError(key, f"{path}: a line is not of the form NAME: VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
 def is_exposed(mode: int, owner: int, user: int) -> bool:
     """Whether others can use a file of these permission bits; ``owner`` and ``user``, who reads: user ids.
 

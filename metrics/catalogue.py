@@ -43,6 +43,8 @@ CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 ANSWERING: tuple[str, ...] = ("session", "pool")
 # Kinds of records that are in no bar, in the order of their numbers in the ring.
 EVENTS: tuple[str, ...] = ("text", "status", "action", "book")
+# What became of a trace that was to be exported: taken, refused or not answered, or too many waited.
+EXPORTED: tuple[str, ...] = ("sent", "failed", "dropped")
 Treatment = Literal["line", "flag", "ignore"]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
 # What the age of a record counts from.
@@ -205,6 +207,12 @@ METRICS: tuple[Metric, ...] = (
         "foretick_stage_seconds",
         "Time in each stage from tick to answer. Worry when end_to_end exceeds the delay you can accept.",
         stage=STAGES,
+    ),
+    _counter(
+        "foretick_traces_exported_total",
+        "Traces for the OpenTelemetry collector. Worry when failed or dropped ones grow: it takes them too "
+        "slowly, or not at all.",
+        outcome=EXPORTED,
     ),
     _counter(
         "foretick_records_total",

@@ -103,6 +103,8 @@ class RequestSpec:
     tenant: str = ""
     """Tenants share a class by weight."""
     weight: float = 1.0
+    trace_id: str = ""
+    """For the log."""
     retention: PrefixRetention = ORDINARY
     """How long the prefix cache keeps prompt and answer."""
     complete: bool = True

@@ -101,6 +101,7 @@ class Methods:
     pause = Method(messages.Pause, messages.QuestionsReply)
     label = Method(messages.Label, messages.LabelReply)
     stats = Method(messages.Stats, messages.StatsReply)
+    trace = Method(messages.GetTrace, messages.TraceReply)
     open_prompt = Method(messages.Open, messages.PromptReply)
     append = Method(messages.Append, messages.PromptReply)
     update = Method(messages.Update, messages.PromptReply)

@@ -11,6 +11,7 @@ import msgspec
 from daemon.ages import Times
 from daemon.api.messages import ORDINARY, RETENTION_S, Code, ReplyMetadata
 from daemon.tenants import Client
+from daemon.traces.spans import Passes
 from flash.question import Question
 
 Role = Literal["system", "user", "assistant"]
@@ -47,7 +48,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     only. ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
     ``weight``: who shares a class with others. ``scored``: the answer is the likeliest of ``choices``, and
     has the log probability of each as a whole; a session's standing question is then meant by ``meant``, its
-    name or text, not by the last turn. The gateway sets ``id``, ``question``, ``tenant``, ``weight``.
+    name or text, not by the last turn. The gateway sets ``id``, ``question``, ``tenant``, ``weight``,
+    ``trace_id``.
     """
 
     id: int = 0
@@ -78,6 +80,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     retention_seconds: float = RETENTION_S
     tenant: str = ""
     weight: float = 1.0
+    trace_id: str = ""
 
 
 class GenerateAll(msgspec.Struct, frozen=True, tag="generate_all"):
@@ -168,6 +171,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
 
     ``metadata``: what other servers do not say of an answer, in compatible APIs the extension `foretick`.
     ``scores``: of a scored request, log probabilities of its choices, all up to one constant.
+    ``passes``: when the engine did it.
     """
 
     id: int
@@ -182,6 +186,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     times: Times | None = None
     stats: PromptStats | None = None
     scores: tuple[float, ...] = ()
+    passes: Passes = Passes()
 
     @property
     def computed_tokens(self) -> int:

@@ -20,6 +20,7 @@ STATUS: dict[Code, int] = {
     "unknown_session": 404,
     "unknown_prompt": 404,
     "unknown_version": 404,
+    "unknown_trace": 404,
     "not_calibrated": 409,
     "repeated": 409,
     "halted": 409,

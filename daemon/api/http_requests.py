@@ -20,7 +20,7 @@ from daemon.api.disconnect import unless_gone
 from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import QueryError
-from daemon.api.operations import OPERATIONS, Operation
+from daemon.api.operations import OPERATIONS, UNSAID, Operation
 from daemon.api.request_body import media_type_of, members_of
 from daemon.api.zmq import Answering, AnswerQuery
 from daemon.tenants import Client
@@ -28,8 +28,6 @@ from feeds.decoding import Undecodable, decoded
 
 JSON = "application/json"
 Observe = Callable[[messages.ClientRequest, messages.Reply, int], None]
-_UNSAID = ("id", "type")
-"""Members of messages that HTTP says in other ways."""
 
 
 class Requests:
@@ -121,7 +119,7 @@ async def _serve(
 @cache
 def _said(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """Members of a reply that HTTP says in its body."""
-    return tuple(name for name in kind.__struct_fields__ if name not in _UNSAID)
+    return tuple(name for name in kind.__struct_fields__ if name not in UNSAID)
 
 
 async def _read(request: Request, operation: Operation, max_bytes: int) -> Any:
@@ -131,7 +129,7 @@ async def _read(request: Request, operation: Operation, max_bytes: int) -> Any:
         given = await members_of(request, max_bytes)
         if operation.body == "settings":
             given = {"settings": given}
-        elif given.keys() & {*_UNSAID, *members}:
+        elif given.keys() & {*UNSAID, *members}:
             raise QueryError("bad_request", "the body must be a JSON object of the request's own members")
         members |= given
     return decoded(partial(msgspec.convert, type=operation.request), {**members, "id": 0})

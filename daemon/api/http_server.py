@@ -24,8 +24,10 @@ from daemon.api.health import state_of
 from daemon.api.http_errors import framework_error, refused
 from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
+from daemon.api.trace_headers import Traced
 from daemon.api.websocket import MESSAGE_BYTES
 from daemon.supervision import Tasks
+from daemon.traces.trace_context import TRACEPARENT, Tracer
 from support.inherited_sockets import inherited_socket
 
 NAME = "http server"
@@ -73,6 +75,7 @@ class HttpServer:
         max_listeners: int = 4096,
         timeouts: Timeouts | None = None,
         access: Access | None = None,
+        tracer: Tracer | None = None,
         tls: Tls | None = None,
         is_stuck: Callable[[], bool] = lambda: False,
         allowed_origins: Collection[str] = (),
@@ -92,6 +95,7 @@ class HttpServer:
         self._closing = closing
         self._is_stuck = is_stuck
         self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
+        self._tracer = tracer or Tracer()
         self._connections = Connections(max_listeners + _OTHERS)
         self._max_connections = max_listeners + _OTHERS + _HEALTH
         self._server: _EmbeddedServer | None = None
@@ -154,6 +158,7 @@ class HttpServer:
     def _application(self) -> Starlette:
         origins = self._allowed_origins
         guard = Middleware(Guard, access=self._access, connections=self._connections, allowed_origins=origins)
+        traced = Middleware(Traced, tracer=self._tracer)
         # outside the guard: browsers send no key with a preflight, and let pages read refusals
         sharing = Middleware(
             CORSMiddleware,
@@ -161,7 +166,7 @@ class HttpServer:
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             allow_credentials=True,
-            expose_headers=["retry-after", "x-request-id", "request-id"],
+            expose_headers=["retry-after", "x-request-id", "request-id", TRACEPARENT],
         )
         return Starlette(
             routes=[
@@ -170,7 +175,7 @@ class HttpServer:
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
             ],
-            middleware=[sharing, guard] if origins else [guard],
+            middleware=[*([sharing] if origins else []), traced, guard],
             exception_handlers={HTTPException: framework_error, ClientDisconnected: client_gone},
         )
 

@@ -15,6 +15,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from daemon.traces.spans import Trace
+from daemon.traces.trace_context import MAX_CHARS
 from feeds.decoding import Undecodable, decoded, shortened
 from feeds.market_data import Answer, AnswerMetadata, DataUpdated, FlashReady
 from flash.question import AnswerForm, PublishWhen
@@ -34,6 +36,7 @@ Code = Literal[
     "unknown_session",
     "unknown_prompt",
     "unknown_version",
+    "unknown_trace",
     "not_calibrated",
     "repeated",
     "halted",
@@ -73,6 +76,8 @@ QuestionText = Annotated[str, Meta(min_length=1, max_length=MAX_QUESTION_CHARS)]
 Choice = Annotated[str, Meta(max_length=MAX_CHOICE_CHARS)]
 Choices = Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
 DeadlineMs = Count | None
+Traceparent = Annotated[str, Meta(max_length=MAX_CHARS)]
+"""The caller's span, as in the header of W3C Trace Context; what is none is ignored."""
 
 
 class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +96,7 @@ class _Reply(msgspec.Struct, frozen=True):
     id: Id
 
 
-class Ask(_OfSession, frozen=True, tag="ask"):
+class Ask(_OfSession, frozen=True, omit_defaults=True, tag="ask"):
     """Ask `question` of a session.
 
     With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. The name or
@@ -99,7 +104,7 @@ class Ask(_OfSession, frozen=True, tag="ask"):
     ready answer; with `max_age_s` only while the newest record behind that answer is at most that many
     seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at the newest data
     version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off. `deadline_ms`: give
-    up so long after the request's arrival.
+    up so long after the request's arrival. `traceparent`: the caller's span, whose trace goes on.
     """
 
     question: QuestionText
@@ -108,6 +113,7 @@ class Ask(_OfSession, frozen=True, tag="ask"):
     early_exit: Annotated[float, Meta(ge=0)] | None = None
     max_age_s: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: DeadlineMs = None
+    traceparent: Traceparent = ""
 
 
 class ListSessions(_Request, frozen=True, tag="sessions"):
@@ -212,12 +218,18 @@ class Stats(_Request, frozen=True, tag="stats"):
     """Counters and latency quantiles, by metric name."""
 
 
-class Open(_Request, frozen=True, tag="open"):
+class GetTrace(_Request, frozen=True, tag="trace"):
+    """Where the time of a recent answer went, by its `answer_id`, or of a request, by its trace id."""
+
+    trace: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class Open(_Request, frozen=True, omit_defaults=True, tag="open"):
     """Open a prompt without a session; `append` and `update` extend it, `finish` answers it.
 
     `text` is prefilled as it arrives. At temperature 0 the answer is the most likely text or choice; above 0
     it is sampled, and the same prompt gives the same sample. Prompt and answer stay in the prefix cache with
-    `retention_priority`, above 35 for `retention_seconds`.
+    `retention_priority`, above 35 for `retention_seconds`. `traceparent`: as in `Ask`.
     """
 
     text: str = ""
@@ -226,6 +238,7 @@ class Open(_Request, frozen=True, tag="open"):
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     retention_priority: RetentionPriority = ORDINARY
     retention_seconds: RetentionSeconds = RETENTION_S
+    traceparent: Traceparent = ""
 
 
 class Append(_OfPrompt, frozen=True, tag="append"):
@@ -250,8 +263,11 @@ class Close(_OfPrompt, frozen=True, tag="close"):
     """Close a prompt, finished or not."""
 
 
-class Complete(_Request, frozen=True, tag="complete"):
-    """A complete prompt: `open` and `finish` in one; the reply is its answer. `deadline_ms`: as in `Ask`."""
+class Complete(_Request, frozen=True, omit_defaults=True, tag="complete"):
+    """A complete prompt: `open` and `finish` in one; the reply is its answer.
+
+    `deadline_ms`, `traceparent`: as in `Ask`.
+    """
 
     text: Annotated[str, Meta(min_length=1)]
     max_tokens: Count = 64
@@ -260,6 +276,7 @@ class Complete(_Request, frozen=True, tag="complete"):
     retention_priority: RetentionPriority = ORDINARY
     retention_seconds: RetentionSeconds = RETENTION_S
     deadline_ms: DeadlineMs = None
+    traceparent: Traceparent = ""
 
 
 class Hello(_Request, frozen=True, tag="hello"):
@@ -312,14 +329,16 @@ class Push(_Request, frozen=True, tag="push"):
     replay: bool = False
 
 
-class GenerateElsewhere(_OfSession, frozen=True, tag="generate_elsewhere"):
+class GenerateElsewhere(_OfSession, frozen=True, omit_defaults=True, tag="generate_elsewhere"):
     """Generations of a compatible API about a session, from one daemon of a group to its owner.
 
     ``data``: `daemon.api.generation.Generate`s in msgpack. ``count``: only the length of the first prompt.
+    ``traceparent``: as in `Ask`.
     """
 
     data: bytes
     count: bool = False
+    traceparent: Traceparent = ""
 
 
 class KeptAnswers(_OfSession, frozen=True, tag="kept_answers"):
@@ -341,6 +360,7 @@ ClientRequest = (
     | QuestionRequest
     | Label
     | Stats
+    | GetTrace
     | PromptRequest
     | Push
     | GenerateElsewhere
@@ -366,7 +386,7 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
     request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
     newest record in the version; `staleness_ns`, `source_age_ns` and `daemon_age_ns` are its ages at the
-    reply, as an `Answer`'s.
+    reply, as an `Answer`'s. `trace_id`: for `trace`.
     """
 
     id: Id
@@ -378,6 +398,7 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     source_age_ns: int = 0
     daemon_age_ns: int = 0
     latency_ns: int = 0
+    trace_id: str = ""
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -482,6 +503,12 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     stages: dict[str, Quantiles]
 
 
+class TraceReply(_Reply, frozen=True, tag="trace_reply"):
+    """What there is of this id, oldest first: several where a client gave requests one trace."""
+
+    traces: tuple[Trace, ...]
+
+
 class PromptReply(_Reply, frozen=True, tag="prompt_reply"):
     """An open prompt's id, to continue it, and its length so far in tokens."""
 
@@ -501,7 +528,8 @@ class FinishReply(_Reply, frozen=True, tag="finish_reply"):
     `logit_gap` as in `AskReply`. `reused_tokens` came from the prefix cache or from another prompt with the
     same prefix. Preemption dropped `recomputed_tokens` and moved `swapped_tokens` to the host and back;
     updates invalidated `invalidated_tokens`. `ttft_ns` runs from the finish to the first token, `latency_ns`
-    from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason.
+    from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason. `trace_id`: of
+    the request that opened the prompt.
     """
 
     prompt: PromptId
@@ -518,6 +546,7 @@ class FinishReply(_Reply, frozen=True, tag="finish_reply"):
     ttft_ns: int
     waits: dict[str, int]
     latency_ns: int = 0
+    trace_id: str = ""
 
 
 class HelloReply(_Reply, frozen=True, tag="hello_reply"):
@@ -638,7 +667,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     """Why a request failed; `id` is None when the request was too malformed to read it.
 
     `address`: query address of the daemon that serves the session, where it is another one.
-    `retry_after_s`: of a `busy` that is over by then; 0 is not known.
+    `retry_after_s`: of a `busy` that is over by then; 0 is not known. `trace_id`: of an ask or a prompt.
     """
 
     id: int | None
@@ -646,6 +675,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
     address: str = ""
     retry_after_s: float = 0.0
+    trace_id: str = ""
 
 
 Reply = (
@@ -655,6 +685,7 @@ Reply = (
     | QuestionsReply
     | LabelReply
     | StatsReply
+    | TraceReply
     | PromptReply
     | ClosedReply
     | FinishReply

@@ -9,12 +9,15 @@ from msgspec import Meta
 
 from daemon.api import messages
 from daemon.api.messages import ErrorReply, Id
+from daemon.traces.trace_context import TRACEPARENT
 from feeds.market_data import Answer
 
 Ask = Callable[[messages.ClientRequest], Awaitable[messages.Reply]]
 """Sends a request of the query socket and awaits its reply."""
 Perform = Callable[[Ask, Any], Awaitable[msgspec.Struct]]
 """The reply to a request of the table, or an ErrorReply."""
+UNSAID = ("id", "type", TRACEPARENT)
+"""Members of messages that HTTP says in other ways."""
 Body = Literal["none", "members", "settings"]
 """What a body is: nothing, the request's own members, or its member ``settings``."""
 
@@ -90,7 +93,7 @@ class Operation:
         """Members that the body has."""
         if self.body == "none":
             return ()
-        taken = {"id", *self.in_path, *self.query}
+        taken = {*UNSAID, *self.in_path, *self.query}
         return tuple(name for name in self.request.__struct_fields__ if name not in taken)
 
 
@@ -198,6 +201,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/v1/stats", "stats", "Counters, gauges and latency quantiles",
         messages.Stats, messages.StatsReply, body="none",
+    ),
+    Operation(
+        "GET", "/v1/traces/{trace}", "getTrace", "Where the time of a recent answer or request went",
+        messages.GetTrace, messages.TraceReply, ("unknown_trace",), body="none",
     ),
     Operation(
         "POST", "/v1/prompts", "openPrompt", "Open a prompt without a session",

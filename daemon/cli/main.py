@@ -38,6 +38,7 @@ COMMANDS = {
     "sessions": "List, add, change and remove sessions of a running daemon.",
     "simulate": "Compare scheduling policies in simulated time.",
     "top": "Watch a running daemon in the terminal: sessions, queues, latencies.",
+    "trace": "Show where the time of a recent answer or request went.",
     "train": "Train the tape model on generated tapes.",
 }
 """The lines of `foretick --help`, which loads no command.

@@ -46,6 +46,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _query,
         _access,
         _process,
+        _traces,
     )
     return [ConfigProblem(*problem) for check in checks for problem in check(config)]
 
@@ -454,3 +455,18 @@ def _access(config: Config) -> Iterator[KeyProblem]:
     if bool(config.http.tls_certificate_file) != bool(config.http.tls_key_file):
         missing = "tls_key_file" if config.http.tls_certificate_file else "tls_certificate_file"
         yield f"http.{missing}", "missing: TLS needs a certificate and its key"
+
+
+def _traces(config: Config) -> Iterator[KeyProblem]:
+    endpoint = config.traces.endpoint
+    if not endpoint:
+        return
+    try:
+        address = urlsplit(endpoint)
+        valid = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        yield "traces.endpoint", f"{endpoint!r} is no address such as http://127.0.0.1:4318/v1/traces"
+    elif find_spec("httpx2") is None:
+        yield "traces.endpoint", "httpx2 is not installed: pip install 'foretick[otel]'"

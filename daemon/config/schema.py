@@ -1000,6 +1000,38 @@ class LogConfig(Table, frozen=True):
     json: Annotated[bool, about("log JSON lines instead of text")] = False
 
 
+class TracesConfig(Table, frozen=True):
+    """Traces of answers and requests: what `foretick trace` shows, and export to OpenTelemetry."""
+
+    kept: Annotated[
+        int,
+        about(
+            "of how many answers, and of as many requests, the newest traces are kept in memory",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 1000
+    endpoint: Annotated[
+        str,
+        about('where traces go in OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; "" exports none'),
+    ] = ""
+    headers_file: Annotated[
+        str,
+        about("headers of the requests, a line each, such as a key; only its owner may read the file"),
+    ] = ""
+    sample_ratio: Annotated[
+        float,
+        about(
+            "share of the traces that are exported; a caller's own flag decides for its traces", ge=0, le=1
+        ),
+    ] = 1.0
+    service_name: Annotated[str, about("`service.name` of the resource", min_length=1)] = "foretick"
+    resource: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^=\s]+=.*$")], ...],
+        about("further attributes of the resource, each KEY=VALUE, such as `service.namespace=desk`"),
+    ] = ()
+
+
 class Config(Table, frozen=True):
     """The whole file."""
 
@@ -1027,6 +1059,7 @@ class Config(Table, frozen=True):
     process: ProcessConfig = ProcessConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
+    traces: TracesConfig = TracesConfig()
 
     @property
     def all_sessions(self) -> tuple[SessionConfig, ...]:

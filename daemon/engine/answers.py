@@ -18,6 +18,7 @@ from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import ProvenanceLog
 from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed, origin_of
 from daemon.session_life import State as Life
+from daemon.traces.spans import Passes
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
@@ -42,7 +43,7 @@ from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
 from regions.tape import Tape
-from scheduler.request import State
+from scheduler.request import LifecycleEvent, Request, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
 
@@ -200,7 +201,9 @@ class StandingAnswers:
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             times = times_of(done.payloads[-1])
-            self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked, logits_of(done)))
+            passes = passes_of(done.request)
+            answered = self._answer(done), inputs, times, done.asked, logits_of(done), passes
+            self._emit(protocol.Answered(*answered))
         elif error is not None:
             question = standing.question.name
             why = error.code, error.message
@@ -295,6 +298,17 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def passes_of(request: Request) -> Passes:
+    """When it was where; the last token of a short answer comes with the pass that prefills."""
+    first = dict(reversed(request.events))
+    return Passes(
+        queued=first.get(LifecycleEvent.QUEUED, 0),
+        scheduled=first.get(LifecycleEvent.SCHEDULED, 0),
+        prefilled=first.get(LifecycleEvent.KV_ON_GPU, 0),
+        finished=first.get(LifecycleEvent.FINISHED, 0),
+    )
 
 
 def logits_of(done: Evaluated[TapeRecord]) -> tuple[float, ...]:

@@ -77,7 +77,8 @@ class EngineObserver(Observer):
         if request.total_tokens_invalidated:
             store.inc("foretick_lost_tokens_total", request.total_tokens_invalidated, kind="invalidated")
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", history(request))
+            trace = {"trace_id": request.spec.trace_id} if request.spec.trace_id else {}
+            log.debug("%s", history(request), extra=trace)
 
     def _waited(self, request: Request, ns: int) -> None:
         """A tenant that came after the start has no series of its own."""

@@ -29,7 +29,7 @@ from daemon.api.generation import (
 )
 from daemon.api.messages import READY_EXIT, ReplyMetadata, code_of
 from daemon.config.schema import Config
-from daemon.engine.answers import decoder, lacking, times_of
+from daemon.engine.answers import decoder, lacking, passes_of, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.label_tree import Tokens
@@ -234,6 +234,7 @@ class RequestRunner:
                 salt=asked.salt,
                 tenant=asked.tenant,
                 weight=asked.weight,
+                trace_id=asked.trace_id,
                 retention=PrefixRetention(
                     asked.retention_priority, round(asked.retention_seconds * 1e9), asked.tenant
                 ),
@@ -400,6 +401,7 @@ class RequestRunner:
             metadata=self._metadata(asked.session, first.version, record, choice, gap, judged, flag),
             times=times_of(record) if record else None,
             scores=tuple(scores),
+            passes=passes_of(first),
         )
 
     def _cancel(self, requests: Sequence[Request]) -> None:
@@ -411,7 +413,8 @@ class RequestRunner:
         try:
             return self._next(running, request)
         except Exception as error:
-            log.exception("the text of a generation failed")
+            trace = {"trace_id": running.asked.trace_id}
+            log.exception("the text of a generation failed", extra=trace)
             running.give_up(Failure("engine", f"{type(error).__name__}: {error}"))
             return True
 
@@ -487,6 +490,7 @@ class RequestRunner:
                 metadata=self._judged(running, request, choice, record),
                 logprobs=tuple(running.logprobs),
                 times=times_of(record) if record else None,
+                passes=passes_of(request),
                 stats=_stats(request) if asked.exact and not asked.session else None,
             )
         )

@@ -5,13 +5,15 @@ input ends, the engine drains, answers are published and acknowledged, offsets c
 closed, within the configured time.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon import protocol
 from daemon.api.auth import Access
@@ -47,11 +49,17 @@ from ingest import warm_up
 from ingest.record import ReadRange
 from metrics.store import MetricStore
 
+if TYPE_CHECKING:
+    from daemon.traces.trace_exporter import TraceExporter
+
 log = logging.getLogger(__name__)
 
 _HANDS_OVER = 0.5
 """Of the time to stop, for others to take over; the rest is for answers that are under way."""
 RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
+EXPORT = "trace export"
+_FLUSH_S = 1.0
+"""Longest time that the last traces take at the end."""
 
 
 @dataclass(eq=False)
@@ -81,6 +89,8 @@ class Gateway:
     query: QueryServer | None
     access: Access
     events: Events
+    exporter: TraceExporter | None = None
+    """Sends traces to a collector, where there is one."""
     agents: Job | None = None
     """Serves MCP clients, where `http.mcp` is on."""
     peer_events: Job | None = None
@@ -93,6 +103,8 @@ class Gateway:
         if self.cores is not None:
             pin(self.cores.gateway)
             log.info("%s", self.cores)
+        if self.exporter is not None:
+            self.tasks.start(EXPORT, self.exporter.run, restarts=True)
         if self.agents is not None:
             self.tasks.start(AGENTS, self.agents, returns=True)
         await self.http.start(self.tasks)
@@ -187,6 +199,9 @@ class Gateway:
         if self.query is not None:
             await self.query.stop()
         await self.http.stop()
+        if self.exporter is not None:
+            await self.tasks.stop(EXPORT)
+            await self.exporter.flush(_FLUSH_S)
         self.store.unlink()
         self.store.close()
         self.notifier.close()

@@ -8,6 +8,7 @@ would come out the same again is kept and given again.
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 
@@ -33,8 +34,12 @@ from daemon.api.generation import (
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
 from daemon.gateway.pending import OnReply, PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
+from daemon.gateway.request_trace import RequestTrace, ready_trace
 from daemon.lru import Lru
 from daemon.tenants import Client, Tenant
+from daemon.traces.recent_traces import RecentTraces
+from daemon.traces.trace_context import TraceContext, current
+from feeds.market_data import Answer
 from flash.lookup import Known
 from flash.question import Question
 
@@ -65,6 +70,7 @@ class Generations:
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
         aliases: tuple[str, ...] = (),
+        traces: RecentTraces | None = None,
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
         ``model()``: of the newest engine.
@@ -74,7 +80,7 @@ class Generations:
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
         self._aliases = aliases
-        self._model = model
+        self._model, self._traces = model, traces or RecentTraces()
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
 
@@ -97,9 +103,13 @@ class Generations:
             self._check_open(each)
         tenant = client.tenant
         charge = partial(self._access.charge, client)
-        numbers = [self._pending.open(on_event, charge) for _, on_event in requests]
+        context = self._context()
+        trace = RequestTrace(self._traces, context, [each for each, _ in requests], tenant.name)
+        heard = [partial(trace.hear, index, on_event) for index, (_, on_event) in enumerate(requests)]
+        numbers = [self._pending.open(on_event, charge) for on_event in heard]
+        ours = {"tenant": tenant.name, "weight": tenant.weight, "trace_id": context.trace_id}
         sent = tuple(
-            msgspec.structs.replace(each, id=number, tenant=tenant.name, weight=tenant.weight)
+            msgspec.structs.replace(each, id=number, **ours)
             for (each, _), number in zip(requests, numbers, strict=True)
         )
         try:
@@ -109,6 +119,15 @@ class Generations:
                 self._pending.close(number)
             raise
         return numbers
+
+    def _context(self) -> TraceContext:
+        return current.get() or self._traces.tracer.begin()
+
+    def _was_ready(self, answer: Answer | None, session: str, client: Client) -> None:
+        """A request was answered at once, by a standing ``answer`` or a kept response."""
+        context, tracer = self._context(), self._traces.tracer
+        asked = context, answer, session, client.tenant.name, time.time_ns(), tracer
+        self._traces.requested(context, partial(ready_trace, *asked))
 
     def _check_open(self, request: Generate) -> None:
         if request.session:
@@ -135,6 +154,7 @@ class Generations:
                 raise messages.QueryError("bad_request", str(error)) from None
         else:
             if (ready := state.ready(known.hash, request.max_age_s)) is not None:
+                self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
             question = known.question
             check_computed(question)
@@ -221,6 +241,8 @@ class Generations:
                     put(index, each)
             if asked:
                 numbers = self.start(asked, client)
+            else:
+                self._was_ready(None, requests[0].session, client)
             left = len(requests)
             while left:
                 index, event = await self._next(inbox)

@@ -30,6 +30,7 @@ from daemon.gateway.generations import Generations
 from daemon.gateway.pending import PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import Client
+from daemon.traces.trace_context import current
 
 MAX_INPUTS = 16
 """Limit of one prompt's inputs that the engine has not taken yet; beyond it inputs are refused."""
@@ -48,6 +49,7 @@ class PromptState:
     client: Client
     number: int = 0
     """Of its generation; 0 before the engine has it."""
+    trace_id: str = ""
     inputs: deque[_Future] = field(default_factory=deque)
     """Requests waiting for the engine to take an input, in sending order."""
     answer: _Future | None = None
@@ -131,7 +133,9 @@ class Prompts:
         self._access.tokens(client)
         self._may_admit()
         prompt_id = secrets.token_hex(8)
-        prompt = self._open[prompt_id] = PromptState(prompt_id, client)
+        context = current.get()
+        trace_id = "" if context is None else context.trace_id
+        prompt = self._open[prompt_id] = PromptState(prompt_id, client, trace_id=trace_id)
         self._room.take(client)
         return prompt
 
@@ -215,6 +219,7 @@ class Prompts:
             prompt_tokens=done.prompt_tokens,
             answer_tokens=done.answer_tokens,
             reused_tokens=done.reused_tokens,
+            trace_id=prompt.trace_id,
             **msgspec.structs.asdict(done.stats),
         )
 

@@ -13,6 +13,7 @@ from daemon.api.auth import Access
 from daemon.api.zmq import Answering
 from daemon.gateway.peers import MOVING, Peers, moved
 from daemon.tenants import ALL, Client, Tenant
+from daemon.traces.trace_context import TraceContext, Tracer, current
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ FORMER_S = 0.5
 """Longest wait for a session's former owner, which may be gone."""
 UNKNOWN_S = 3.0
 """Longest wait for an owner of which no address is known."""
+_TRACED = messages.Ask | messages.Open | messages.Complete | messages.GenerateElsewhere
+"""What has a trace."""
 FOR_ALL = (
     messages.Ask
     | messages.ListSessions
@@ -31,6 +34,7 @@ FOR_ALL = (
     | messages.Answers
     | messages.ListQuestions
     | messages.Stats
+    | messages.GetTrace
     | messages.PromptRequest
     | messages.Push
 )
@@ -62,13 +66,30 @@ class Queries:
         address: Callable[[], str] = lambda: "",
         former: Callable[[str], str] = lambda session: "",
         forwards: bool = True,
+        tracer: Tracer | None = None,
     ) -> None:
         self._begin, self._access, self._names = begin, access, names
         self._owner, self._peers, self._forwards = owner, peers, forwards
         self._max_wait_s, self._address, self._former = max_wait_s, address, former
+        self._tracer = tracer or Tracer()
 
     def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
-        """A ready answer, or what to await. ``client``: who asks; ``since``: its arrival, monotonic ns."""
+        """A ready answer, or what to await. ``client``: who asks; ``since``: its arrival, monotonic ns.
+
+        An ask, or a prompt, goes on its caller's trace, or the one that its transport has begun.
+        """
+        if not isinstance(request, _TRACED):
+            return self._answer(request, client, since)
+        began = None if request.traceparent else current.get()
+        context = began or self._tracer.begin(request.traceparent)
+        token = current.set(context)
+        try:
+            found = self._answer(request, client, since)
+        finally:
+            current.reset(token)
+        return partial(_in_trace, context, found) if callable(found) else _traced(found, context)
+
+    def _answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         session: str = getattr(request, "session", "")
         try:
             self._check(request, session, client)
@@ -166,7 +187,8 @@ class Queries:
                 raise moved(session, address)
             reply = None
             if address:
-                reply = await self._while_owner(self._peers.forward(request, client.tenant, address), session)
+                asking = self._peers.forward(_sent_on(request), client.tenant, address)
+                reply = await self._while_owner(asking, session)
             else:
                 until = min(until, since / 1e9 + UNKNOWN_S)
             is_final = not (isinstance(reply, messages.ErrorReply) and reply.code in MOVING)
@@ -239,6 +261,30 @@ class Queries:
         own = tuple(map(seen, reply.sessions))
         only_there = (each for name, each in theirs.items() if name not in owners)
         return replace(reply, sessions=(*own, *only_there))
+
+
+async def _in_trace(context: TraceContext, work: Callable[[], Awaitable[messages.Reply]]) -> messages.Reply:
+    """What ``work`` gives, in this trace."""
+    token = current.set(context)
+    try:
+        return _traced(await work(), context)
+    finally:
+        current.reset(token)
+
+
+def _traced(reply: messages.Reply, context: TraceContext) -> messages.Reply:
+    """With its trace id, unless its owner has said it."""
+    if not isinstance(reply, messages.AskReply | messages.FinishReply | messages.ErrorReply):
+        return reply
+    return reply if reply.trace_id else replace(reply, trace_id=context.trace_id)
+
+
+def _sent_on(request: messages.ClientRequest) -> messages.ClientRequest:
+    """For the daemon that answers it: in its caller's trace, if it has one."""
+    context = current.get()
+    if context is None or not context.parent_id or not isinstance(request, _TRACED):
+        return request
+    return replace(request, traceparent=context.traceparent)
 
 
 def _timed(reply: messages.Reply, since: int) -> messages.Reply:

@@ -27,6 +27,7 @@ from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
 from daemon.gateway.patterns import Unopened
+from daemon.gateway.record_links import RecordLinks
 from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
@@ -99,7 +100,7 @@ class RingTurns:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self.originals = Originals()
+        self.originals, self.links = Originals(), RecordLinks()
         self._read_until: dict[str, int] = {}
         """Monotonic time, ns, by source."""
 
@@ -358,6 +359,8 @@ class RecordDecoder:
             self._tracker.skipped(stream, message.offset)
             return
         self._order.originals.keep(self._source.name, (message,), part)
+        if message.headers:
+            self._order.links.keep(self._tracker.source, (message,))
         self._counters.passed.inc()
         for name in route.sessions:
             self._counters.passed_to(name).inc()
@@ -644,7 +647,10 @@ class RecordDecoder:
             return
         self._order.originals.keep(self._source.name, messages)
         received, source = received[keep], source[keep]
-        replay = _replayed(messages)[keep]
+        headers = _headers(messages)
+        if headers:
+            self._order.links.keep(self._tracker.source, messages)
+        replay = _replayed(messages, headers)[keep]
         skewed = rows["ts_recv"] < rows["ts_event"]
         self._counters.skewed.inc(int(np.count_nonzero(skewed)))
         self._observe_clocks(rows, received, ~replay & (rows["received"] == 0))
@@ -765,11 +771,16 @@ def _offsets(messages: Sequence[Incoming]) -> Integers:
     return np.array([message.offset for message in messages], np.int64)
 
 
-def _replayed(messages: Sequence[Incoming]) -> npt.NDArray[np.bool_]:
+def _headers(messages: Sequence[Incoming]) -> list[Mapping[str, bytes]]:
+    """Of each message; none where no message has any."""
+    found = [] if isinstance(messages, ColumnBatch) else [message.headers for message in messages]
+    return found if any(found) else []
+
+
+def _replayed(messages: Sequence[Incoming], headers: Sequence[Mapping[str, bytes]]) -> npt.NDArray[np.bool_]:
     if isinstance(messages, ColumnBatch):  # only files have columns
         return np.ones(len(messages), np.bool_)
-    headers = [message.headers for message in messages]
-    if not any(headers):
+    if not headers:
         return np.zeros(len(messages), np.bool_)
     return np.array([REPLAY in each for each in headers], np.bool_)
 

@@ -12,6 +12,7 @@ from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
+from daemon.gateway.request_trace import TraceRequests
 from daemon.tenants import Client
 
 
@@ -27,9 +28,11 @@ class Services:
         labels: LabelRequests,
         prompts: Prompts,
         pushes: Pushes,
+        traces: TraceRequests,
     ) -> None:
         self._sessions, self._generations, self._live = sessions, generations, live
         self._questions, self._labels, self._prompts, self._pushes = questions, labels, prompts, pushes
+        self._traces = traces
 
     def begin(self, request: messages.ClientRequest, client: Client) -> Answering:
         """A ready answer, or what to await for a reply. Raises QueryError."""
@@ -60,6 +63,8 @@ class Services:
                 return partial(self._labels.label, request)
             case messages.Stats():
                 return partial(self._sessions.stats, request, client.tenant)
+            case messages.GetTrace():
+                return self._traces.find(request, client)
             case messages.Open():
                 return partial(self._prompts.open, request, client)
             case messages.Append() | messages.Update():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from daemon.api.serving import generation_routes
 from daemon.api.zmq import AnswerQuery, QueryServer
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import Instrument, instruments_of
-from daemon.config.schema import ALL, Config, QualityConfig
+from daemon.config.schema import ALL, Config, QualityConfig, TracesConfig
 from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
@@ -53,6 +54,7 @@ from daemon.gateway.queries import Queries
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.record_decoder import RingTurns
+from daemon.gateway.request_trace import TraceRequests
 from daemon.gateway.services import Services
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
@@ -62,14 +64,17 @@ from daemon.gateway.watermarks import closed_until
 from daemon.progress import Progress
 from daemon.session_life import CLOSED
 from daemon.supervision import TaskEnded, Tasks
+from daemon.traces.recent_traces import RecentTraces
+from daemon.traces.trace_context import Tracer
 from engine.step import Executor
-from feeds.connector import SettingError, SinkRoute
+from feeds.connector import SettingError, SinkRoute, settings_in
 from feeds.curve import Keys
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.push_source import PushedSource
 from feeds.quality.calendar import Calendar
 from feeds.quality.gap_file import GapFile
 from feeds.quality.silence import SilenceMonitor
+from feeds.secret_files import read_headers
 from feeds.source import LogSource, MemberSource, Source
 from ingest.plane import WatchBars
 from ingest.record import FLAG_REPLAY
@@ -79,6 +84,7 @@ from metrics.store import MetricStore
 if TYPE_CHECKING:
     from daemon.api.mcp_http import McpHttp
     from daemon.engine.service import EngineHost
+    from daemon.traces.trace_exporter import TraceExporter
 
 WrapEngine = Callable[[Executor], Executor]
 """Wraps an executor."""
@@ -99,6 +105,8 @@ class _Base:
     failed: asyncio.Future[None]
     engine: EngineManager
     pending: PendingCommands
+    traces: RecentTraces
+    exporter: TraceExporter | None
 
     @property
     def wait_s(self) -> float:
@@ -191,6 +199,7 @@ def make_gateway(
         http=http,
         query=query,
         agents=None if agents is None else agents.run,
+        exporter=base.exporter,
         access=base.access,
         events=data.events,
     )
@@ -222,6 +231,7 @@ def _base(
         close=processes.close,
         max_loading_s=config.process.max_loading / 1e9,
     )
+    exporter = _exporter(config.traces, store)
     return _Base(
         config=config,
         sources=sources,
@@ -234,7 +244,29 @@ def _base(
         failed=failed,
         engine=engine,
         pending=PendingCommands(engine.connected),
+        traces=_traces(config.traces, exporter),
+        exporter=exporter,
     )
+
+
+def _exporter(settings: TracesConfig, store: MetricStore) -> TraceExporter | None:
+    """Where traces go, if anywhere. Raises SettingError."""
+    if not settings.endpoint:
+        return None
+    # imported here: its HTTP client is an extra
+    from daemon.traces.trace_exporter import Collector, TraceExporter
+
+    with settings_in("traces"):
+        headers = read_headers("headers_file", settings.headers_file)
+    resource = dict(each.split("=", 1) for each in settings.resource)
+    named = {"service.name": settings.service_name, "service.instance.id": socket.gethostname()}
+    return TraceExporter(Collector(settings.endpoint, headers, named | resource), store)
+
+
+def _traces(settings: TracesConfig, exporter: TraceExporter | None) -> RecentTraces:
+    if exporter is None:
+        return RecentTraces(kept=settings.kept)
+    return RecentTraces(Tracer(settings.sample_ratio), settings.kept, exporter.put)
 
 
 def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
@@ -256,6 +288,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         lossless=_lossless(sources),
         listener=events.publish,
     )
+    order = RingTurns()
     publisher = Publisher(
         config,
         {source.name: each for source, each in zip(sources, trackers, strict=True)},
@@ -265,8 +298,9 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         outbox=outbox,
         standby=standby,
         streams=streams,
+        traces=base.traces,
+        links=order.links.of,
     )
-    order = RingTurns()
     inputs = Inputs(config, order, standby, store, base.tasks)
     questions = Questions(sessions, pending)
     parts = sessions, questions, publisher, inputs, progress, store, pending, standby, patterns
@@ -357,6 +391,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         limits=(config.scheduler.max_prompt_tokens, config.scheduler.max_new_tokens),
         since=int(time.time()),
         aliases=config.model.aliases,
+        traces=base.traces,
     )
     prompts = Prompts(generations, base.pending, quota, base.access, shedder.admit)
     pushes = Pushes(
@@ -370,7 +405,8 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         lambda name, moment: data.inputs.names.symbol(name, moment) or "",
     )
     labels = LabelRequests(sessions, store, base.pending)
-    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes)
+    traces = TraceRequests(base.traces)
+    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes, traces)
     peers = Peers(base.wait_s, base.keys, store)
     queries = Queries(
         services.begin,
@@ -382,6 +418,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         address=lambda: data.progress.address,
         former=data.inputs.former,
         forwards=config.query.forward,
+        tracer=base.traces.tracer,
     )
     following = PeerEvents(
         data.events, lambda: data.inputs.peers() - {data.progress.address}, store, base.keys
@@ -434,6 +471,7 @@ def _servers(
         closing=close_streams,
         max_listeners=config.http.max_listeners,
         access=base.access,
+        tracer=base.traces.tracer,
         tls=tls_of(config.http),
         is_stuck=status.is_stuck,
         allowed_origins=config.http.allowed_origins,

@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 from daemon.top import panels
 from daemon.top.panels import plain
 from daemon.top.reader import Reader, Unavailable
-from daemon.top.snapshot import COLUMNS, Reading, Row, Snapshot, chosen, snapshot, waterfall
+from daemon.top.snapshot import COLUMNS, Reading, Row, Snapshot, chosen, snapshot
 from feeds.market_data import Answer
 from metrics.catalogue import OBJECTIVES
 
@@ -250,9 +250,14 @@ class SessionScreen(Screen[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         """Show the stages of the answer at the cursor."""
+        self.run_worker(self._show_stages, group="stages", exclusive=True)
+
+    async def _show_stages(self) -> None:
         for answer in self._newest[self._table.cursor_row :][:1]:
-            self._waterfall.update(panels.bars(waterfall(answer.latency)))
-            self._waterfall.border_title = plain(f"{answer.question}, version {answer.data_version}")
+            with contextlib.suppress(Unavailable):  # the next poll says why
+                found = await self._reader.spans(answer)
+                self._waterfall.update(panels.bars(found) if found else "its trace is not kept any more")
+                self._waterfall.border_title = plain(f"{answer.question}, version {answer.data_version}")
 
 
 def _panel(name: str) -> Static:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from daemon.top.snapshot import Snapshot, Span, per_second, shown
+from daemon.top.snapshot import Snapshot, per_second, shown
+from daemon.traces.spans import Span
 from feeds.market_data import Answer
 from metrics.catalogue import STAGES
 
@@ -113,8 +114,8 @@ def answers(found: Sequence[Answer]) -> Table:
 
 
 def bars(spans: Sequence[Span]) -> Table:
-    """A waterfall: each span's name, time and bar, where it has a place."""
-    total = max(sum(each.duration_ns for each in spans), 1)
+    """A waterfall: each stage's name, time, share of the whole, and bar at its place."""
+    total = max((each.start_ns + each.duration_ns for each in spans), default=0) or 1
     return columns(
         (each.name, shown(each.duration_ns / 1e9), f"{each.duration_ns / total:.0%}", _bar(each, total))
         for each in spans
@@ -123,6 +124,4 @@ def bars(spans: Sequence[Span]) -> Table:
 
 def _bar(span: Span, total: int) -> str:
     length = -(-span.duration_ns * _BAR // total)
-    if span.start_ns is None:
-        return ("\N{LIGHT SHADE}" * length).ljust(_BAR)
     return (" " * (span.start_ns * _BAR // total) + "\N{FULL BLOCK}" * length).ljust(_BAR)

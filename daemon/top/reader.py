@@ -11,6 +11,8 @@ from daemon.api.messages import SessionInfo
 from daemon.api.operations import FoundAnswers
 from daemon.top.scrape import Scrape, parse
 from daemon.top.snapshot import FAMILIES, Reading
+from daemon.traces.spans import Span, Trace
+from daemon.traces.trace_context import trace_id_of
 from feeds.market_data import Answer
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ class Forbidden(Unavailable):
 
 
 class Reader(Protocol):
-    """What a screen reads. Both raise Unavailable."""
+    """What a screen reads. All raise Unavailable."""
 
     async def poll(self) -> Reading:
         """The sessions, and the metrics that are shown."""
@@ -33,9 +35,16 @@ class Reader(Protocol):
     async def answers(self, session: str) -> Sequence[Answer]:
         """The newest answer of each standing question of a session; none where it is gone."""
 
+    async def spans(self, answer: Answer) -> Sequence[Span]:
+        """Where the time of an answer went; none where that is not kept."""
+
 
 class _Sessions(msgspec.Struct):
     sessions: tuple[SessionInfo, ...]
+
+
+class _Traces(msgspec.Struct):
+    traces: tuple[Trace, ...]
 
 
 class _Ready(msgspec.Struct):
@@ -70,6 +79,11 @@ class HttpReader:
         """See `Reader`."""
         reply = await self._get("/v1/answers", (200, 404), params={"session": session})
         return _decode(reply, FoundAnswers).answers if reply.status_code == 200 else ()
+
+    async def spans(self, answer: Answer) -> Sequence[Span]:
+        """See `Reader`."""
+        reply = await self._get(f"/v1/traces/{trace_id_of(answer.answer_id)}", (200, 404))
+        return _decode(reply, _Traces).traces[0].spans if reply.status_code == 200 else ()
 
     async def _get(self, path: str, statuses: Sequence[int] = (200,), **options: Any) -> httpx2.Response:
         try:

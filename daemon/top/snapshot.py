@@ -1,4 +1,4 @@
-"""What is shown of a daemon, from two readings: sessions, what grew meanwhile, and stages of an answer."""
+"""What is shown of a daemon, from two readings: sessions, and what grew meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from daemon.api.messages import SessionInfo
 from daemon.top.scrape import Growth, Scrape
-from feeds.market_data import Latency
 
 FAMILIES = (
     "foretick_stage_seconds",
@@ -147,28 +146,6 @@ def chosen(rows: Iterable[Row], words: str, column: int, reverse: bool) -> list[
     ]
     found.sort(key=lambda row: row.info.name)
     return sorted(found, key=COLUMNS[column].key, reverse=reverse)
-
-
-@dataclass(frozen=True)
-class Span:
-    """A bar of a waterfall, ns; ``start_ns`` is None where it is not known."""
-
-    name: str
-    start_ns: int | None
-    duration_ns: int
-
-
-def waterfall(latency: Latency) -> tuple[Span, ...]:
-    """The stages of an answer in their order, and what the total has beside them.
-
-    That is spent between them, such as waiting until a bar closes, and no part of it has a known place.
-    """
-    spans, start = [], 0
-    for name in ("ring_wait", "bars", "tokenise", "queue", "forward"):
-        duration: int = getattr(latency, f"{name}_ns")
-        spans.append(Span(name, start, duration))
-        start += duration
-    return (*spans, Span("between", None, max(0, latency.total_ns - start)))
 
 
 def shown(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ def _checkpoints() -> list[object]:
         series("Transactions: time until in effect", "s", transactions),
         rates("Retries of publishing a second", "foretick_publish_retries_total", "sink"),
         counters("Records of progress, a second", **progress),
+        rates("Traces for a collector, a second", "foretick_traces_exported_total", "outcome"),
         series("Certificates: time left", "s", (f"({expiry} > 0) - time()", "{{use}}")),
     ]
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from feeds.connector import Finding, SettingError, about
 from feeds.durations import Duration
 from feeds.payloads.settings import MessageSource
-from feeds.secret_files import read_secret
+from feeds.secret_files import read_headers
 from feeds.source import Source
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class WebSocketConnector(MessageSource, frozen=True):
         return Stream(
             self.url,
             self.subscribe,
-            self._headers(),
+            read_headers("headers_file", self.headers_file),
             ping_s=self.ping_every / SECOND,
             ping=self.ping,
             ignored=frozenset(each.encode() for each in self.ignored),
@@ -96,16 +96,6 @@ class WebSocketConnector(MessageSource, frozen=True):
             tls=self._tls(),
             proxy=True if self.proxy == "system" else self.proxy or None,
         )
-
-    def _headers(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        if self.headers_file:
-            for line in read_secret("headers_file", self.headers_file).splitlines():
-                name, colon, value = line.partition(":")
-                if not colon or not name.strip():
-                    raise SettingError("headers_file", "a line is not of the form NAME: VALUE")
-                found[name.strip()] = value.strip()
-        return found
 
     def _tls(self) -> ssl.SSLContext | None:
         if not self.url.startswith("wss:"):

@@ -69,7 +69,7 @@ async def test_the_screens_show_what_the_daemon_does(daemon: RunningDaemon, read
         newest = screen.query_one("#newest", DataTable)
         questions = [answer.question for answer in daemon.answers("aaa")[-6:]]
         await until(lambda: sorted(row[0] for row in cells(newest)) == sorted(questions))
-        await until(lambda: "forward" in text(screen.query_one("#waterfall", Static)))
+        await until(lambda: "prefill" in text(screen.query_one("#waterfall", Static)))
         await pilot.press("q")
         await until(lambda: not app.is_running)
 

@@ -4,12 +4,14 @@ Sessions get an answer at once. The offset tracker gets it when every sink has a
 committed after the answers that depend on them (at-least-once).
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 
@@ -26,6 +28,9 @@ from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import StreamNames
 from daemon.progress import Position, WindowStart
 from daemon.session_life import FOLLOWING, VOID, Event, State
+from daemon.traces.recent_traces import RecentTraces
+from daemon.traces.spans import AnswerMoments, answer_trace
+from daemon.traces.trace_context import TRACEPARENT, TraceContext
 from feeds.market_data import Answer, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
@@ -78,6 +83,29 @@ class _Version:
         if self.ranges is None:
             self.ranges = find()
         return self.ranges
+
+
+@dataclass(frozen=True)
+class _AnswerTrace:
+    """Of an answer that was handed to the sinks at ``taken``, monotonic ns."""
+
+    traces: RecentTraces
+    event: protocol.Answered
+    answer: Answer
+    links: tuple[str, ...]
+    taken: int
+
+    @cached_property
+    def context(self) -> TraceContext:
+        """Its root span."""
+        return self.traces.tracer.of_answer(self.answer.answer_id)
+
+    def end(self, now: int, error: str = "") -> None:
+        """It is delivered at ``now``, monotonic ns, or will not be."""
+        times, passes = self.event.times, self.event.passes
+        moments = AnswerMoments(times, passes, self.taken, now, time.time_ns() - now)
+        made = self.context, self.answer, moments, self.links, error
+        self.traces.answered(self.context, partial(answer_trace, *made))
 
 
 @dataclass(eq=False)
@@ -149,7 +177,7 @@ class _Published:
 class Publisher:
     """Publishes the engine's events: what it makes of them goes into the ``outbox``.
 
-    ``trackers``: by the name of their source.
+    ``trackers``: by the name of their source. ``links``: the `traceparent` of records in these ranges.
     """
 
     def __init__(
@@ -163,7 +191,10 @@ class Publisher:
         outbox: Outbox,
         standby: Standby,
         streams: StreamNames,
+        traces: RecentTraces | None = None,
+        links: Callable[[Sequence[InputRange]], tuple[str, ...]] = lambda inputs: (),
     ) -> None:
+        self._traces, self._links = traces or RecentTraces(), links
         self.streams, self.progress, self.outbox, self._standby = streams, progress, outbox, standby
         self._sessions, self._store = sessions, store
         self._trackers = trackers
@@ -301,15 +332,18 @@ class Publisher:
         acknowledge = self._acknowledging(answer.session, version)
         key, said = (answer.question, answer.question_hash), _said(answer)
         question = published.policies.get(key)
+        trace = _AnswerTrace(self._traces, event, answer, self._links(answer.inputs), time.monotonic_ns())
         if reason := question and suppressed(question, said, published.last.get(key)):
             self._store.inc("foretick_answers_suppressed_total", reason=reason)
+            trace.end(trace.taken)
             acknowledge(DeliveryOutcome.DELIVERED)
         else:
             published.last[key] = said
             answer = msgspec.structs.replace(answer, sequence=self.progress.number(answer.session))
             version.sequences.append(answer.sequence)
-            delivered = partial(self._delivered, answer, said, event.times, time.monotonic_ns())
-            headers = {"answer_id": answer.answer_id.encode()}
+            delivered = partial(self._delivered, answer, said, event.times, trace)
+            traceparent = trace.context.traceparent.encode()
+            headers = {"answer_id": answer.answer_id.encode(), TRACEPARENT: traceparent}
             self.outbox.put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
         self._sessions.answered(answer, event.times, event.logits)
         self._arrived(answer.session, answer.data_version, version)
@@ -329,18 +363,25 @@ class Publisher:
             self._sessions.answered(ready, event.times, event.logits)
 
     def _delivered(
-        self, answer: Answer, said: PublishedValue, times: Times, since: int, outcome: DeliveryOutcome
+        self,
+        answer: Answer,
+        said: PublishedValue,
+        times: Times,
+        trace: _AnswerTrace,
+        outcome: DeliveryOutcome,
     ) -> None:
-        """Count an answer sent at ``since``, monotonic ns; an undelivered one may be published again."""
+        """Count an answer; an undelivered one may be published again."""
         now, published = time.monotonic_ns(), self._published.get(answer.session)
         key = (answer.question, answer.question_hash)
         if outcome is not DeliveryOutcome.DELIVERED and published and published.last.get(key) is said:
             del published.last[key]
         if outcome is DeliveryOutcome.REFUSED:
             self._store.inc("foretick_answers_failed_total", reason="publish")
+            trace.end(now, "refused")
         elif outcome is DeliveryOutcome.DELIVERED and published:
+            trace.end(now)
             self._store.inc("foretick_answers_total", session=answer.session)
-            self._store.observe("foretick_stage_seconds", now - since, stage="publish")
+            self._store.observe("foretick_stage_seconds", now - trace.taken, stage="publish")
             self._store.observe("foretick_stage_seconds", now - times.ring, stage="end_to_end")
             if times.closed:
                 waited = now - times.closed

@@ -66,6 +66,8 @@ PUBLISHED = Answer(
     published_at=3,
 )
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
 
 class Backend:
     """Answers "slow" when released, fails on "broken", answers everything else at once."""
@@ -128,7 +130,7 @@ def prompts() -> FakePrompts:
 
 
 def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -> Any:
-    return queries(Services(backend, backend, None, None, None, prompts, None).begin, max_wait_s).answer
+    return queries(Services(backend, backend, None, None, None, prompts, None, None).begin, max_wait_s).answer
 
 
 @pytest.fixture
@@ -276,8 +278,8 @@ async def test_an_oversize_request_is_refused_and_a_huge_one_disconnects(wire, s
 
 
 async def test_backend_errors_become_replies_without_inner_details(wire, observed, caplog):
-    unknown = await wire.request(Ask(1, "zz", "?"))
-    assert unknown == ErrorReply(1, "unknown_session", "there is no session named 'zz'")
+    unknown = await wire.request(Ask(1, "zz", "?", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01"))
+    assert unknown == ErrorReply(1, "unknown_session", "there is no session named 'zz'", trace_id=TRACE)
     broken = await wire.request(Ask(2, "a", "broken"))
     assert (broken.id, broken.code) == (2, "engine")
     assert "secret" not in broken.message
@@ -287,8 +289,8 @@ async def test_backend_errors_become_replies_without_inner_details(wire, observe
 
 async def test_a_request_that_takes_too_long_times_out(wire):
     start = time.monotonic()
-    reply = await wire.request(Ask(1, "a", "slow"))
-    assert reply == ErrorReply(1, "timeout", "no answer within 0.5 s")
+    reply = await wire.request(Ask(1, "a", "slow", traceparent=f"00-{TRACE}-00f067aa0ba902b7-00"))
+    assert reply == ErrorReply(1, "timeout", "no answer within 0.5 s", trace_id=TRACE)
     assert time.monotonic() - start > 0.4
 
 

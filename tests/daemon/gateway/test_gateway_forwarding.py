@@ -29,6 +29,7 @@ from daemon.api.messages import (
     Reply,
     SessionInfo,
     SessionsReply,
+    SetQuestion,
     decode_request,
 )
 from daemon.api.zmq import Answering, QueryServer, forwarding_name
@@ -160,12 +161,19 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
         me = Client(LOCAL, "me")
         other = asyncio.create_task(answered(first, Ask(1, "btc", "slow"), me))
         choices = [f"{n:0250}" for n in range(1024)]
-        given = {"type": "ask", "id": 2, "session": "btc", "question": "", "choices": choices}
-        given["question"] = "x" * (MAX_REQUEST_BYTES - len(msgspec.msgpack.encode(given)) - 10)
+        given = {
+            "type": "set_question",
+            "id": 2,
+            "session": "btc",
+            "name": "q",
+            "text": "",
+            "choices": choices,
+        }
+        given["text"] = "x" * (MAX_REQUEST_BYTES - len(msgspec.msgpack.encode(given)) - 10)
         sent = msgspec.msgpack.encode(given)
         assert len(sent) < MAX_REQUEST_BYTES
         asked = decode_request(sent)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, SetQuestion)
         refused = await answered(first, asked, me)
         assert isinstance(refused, ErrorReply)
         assert (refused.id, refused.code) == (2, "too_long")

@@ -34,6 +34,7 @@ from daemon.api.messages import (
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.prompts import MAX_INPUTS, REMEMBERED, Prompts
 from daemon.tenants import LOCAL, Client, Tenant
+from daemon.traces.trace_context import TraceContext, current
 from tests.kit.gateway import GenerationsRig, admitting
 
 ME = Client(LOCAL, "me")
@@ -48,6 +49,8 @@ DONE: dict[str, Any] = {
     "reused_tokens": 2,
     **msgspec.structs.asdict(STATS),
 }
+
+TRACE = TraceContext("1" * 32, "2" * 16)
 
 
 class Rig(GenerationsRig):
@@ -113,6 +116,7 @@ async def rig() -> Rig:
 
 
 async def test_a_prompt_from_its_opening_to_its_answer(rig):
+    current.set(TRACE)
     opened = await rig.prompts.open(Open(5, "abc", 8, ("A", "B"), 0.5), ME)
     assert (opened.id, opened.prompt_tokens) == (5, 3)
     prompt = opened.prompt
@@ -124,6 +128,7 @@ async def test_a_prompt_from_its_opening_to_its_answer(rig):
             (
                 Generate(
                     id=1,
+                    trace_id=TRACE.trace_id,
                     text="abc",
                     max_tokens=8,
                     choices=("A", "B"),
@@ -145,10 +150,12 @@ async def test_a_prompt_from_its_opening_to_its_answer(rig):
 
 
 async def test_all_at_once_is_one_command(rig):
+    current.set(TRACE)
     whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), ME))
-    assert rig.sent == [GenerateAll((Generate(id=1, text="abc", max_tokens=64, exact=True),))]
+    asked = Generate(id=1, text="abc", max_tokens=64, exact=True, trace_id=TRACE.trace_id)
+    assert rig.sent == [GenerateAll((asked,))]
     rig.done()
-    assert ((await whole).id, (await whole).text) == (1, "YES")
+    assert ((await whole).id, (await whole).text, (await whole).trace_id) == (1, "YES", TRACE.trace_id)
 
 
 async def test_the_engine_is_told_whose_prompt_it_is(rig):

@@ -13,6 +13,7 @@ from daemon.top.app import MAX_ROWS, SessionScreen, TopApp
 from daemon.top.reader import Unavailable
 from daemon.top.scrape import parse
 from daemon.top.snapshot import FAMILIES, Reading
+from daemon.traces.spans import Span
 from feeds.market_data import Answer
 from tests.kit.top import listed_answer, session_info
 from tests.kit.waiting import until
@@ -59,6 +60,11 @@ class Daemon:
         if isinstance(self.newest, Unavailable):
             raise self.newest
         return self.newest
+
+    async def spans(self, answer: Answer) -> Sequence[Span]:
+        if answer.question == "forgotten":
+            return ()
+        return (Span("queue", 0, 5_000_000), Span("forward", 5_000_000, 3_000_000))
 
 
 class Shown:
@@ -219,21 +225,28 @@ async def test_answers_are_of_the_session_at_the_cursor() -> None:
 
 
 async def test_enter_shows_where_the_time_of_an_answer_went() -> None:
-    async with running(listed_answer("trend"), listed_answer("volume", data_version=9)) as shown:
+    newest = listed_answer("trend"), listed_answer("volume", data_version=9), listed_answer("forgotten")
+    async with running(*newest) as shown:
+
+        def title() -> str:
+            return str(shown.widget("waterfall").border_title)
+
         await shown.find(reading(1.0))
         await shown.press("enter")
-        await until(lambda: shown.names == ["trend", "volume"])
-        assert "trend, version 7" in str(shown.widget("waterfall").border_title)
+        await until(lambda: shown.names == ["trend", "volume", "forgotten"])
+        await until(lambda: "trend, version 7" in title())
         await shown.press("down")
-        assert "volume, version 9" in str(shown.widget("waterfall").border_title)
+        await until(lambda: "volume, version 9" in title())
         lines = shown.text("waterfall").splitlines()
-        assert [line.strip("│ ").split()[:4] for line in lines if "between" in line or "forward" in line] == [
+        assert [line.strip("│ ").split()[:4] for line in lines if "queue" in line or "forward" in line] == [
+            ["queue", "5", "ms", "62%"],
             ["forward", "3", "ms", "38%"],
-            ["between", "2", "ms", "25%"],
         ]
+        await shown.press("down")
+        await until(lambda: "its trace is not kept any more" in shown.text("waterfall"))
         shown.daemon.newest = AWAY
         await until(lambda: "connection refused" in shown.text("status"))
-        assert shown.names == ["trend", "volume"], "it shows what it knows"
+        assert shown.names == ["trend", "volume", "forgotten"], "it shows what it knows"
         shown.daemon.newest = ()
         await until(lambda: not shown.names and not shown.text("status").strip())
         await shown.press("escape")

@@ -12,14 +12,12 @@ from daemon.top.snapshot import (
     FAMILIES,
     Reading,
     Row,
-    Span,
     chosen,
     per_second,
     shown,
     snapshot,
-    waterfall,
 )
-from feeds.market_data import Latency
+from daemon.traces.spans import Span
 from metrics.catalogue import BY_NAME
 from tests.kit.top import listed_answer, session_info
 
@@ -234,25 +232,20 @@ def test_panels_of_one_reading_have_no_rates() -> None:
     assert text_of(panels.pool(nothing)) == [["windows", "0", "tokens"], ["preempted", "-/s"]]
 
 
-def test_a_waterfall_has_the_stages_and_what_is_between_them() -> None:
-    spans = waterfall(listed_answer("up").latency)
-    assert spans == (
-        Span("ring_wait", 0, 1_000_000),
-        Span("bars", 1_000_000, 0),
-        Span("tokenise", 1_000_000, 0),
-        Span("queue", 1_000_000, 2_000_000),
-        Span("forward", 3_000_000, 3_000_000),
-        Span("between", None, 2_000_000),
+def test_a_waterfall_has_each_stage_at_its_place() -> None:
+    spans = (
+        Span("queue", 0, 2_000_000),
+        Span("prefill", 3_000_000, 4_000_000),
+        Span("decode", 7_000_000, 1_000_000),
     )
     lines = text_of(panels.bars(spans))
-    assert [line[:4] for line in lines[3:]] == [
+    assert [line[:4] for line in lines] == [
         ["queue", "2", "ms", "25%"],
-        ["forward", "3", "ms", "38%"],
-        ["between", "2", "ms", "25%"],
+        ["prefill", "4", "ms", "50%"],
+        ["decode", "1", "ms", "12%"],
     ]
-    assert [len(line[-1]) for line in (lines[0], *lines[3:])] == [5, 10, 15, 10]
-    assert waterfall(Latency(forward_ns=5))[-1].duration_ns == 0, "no total yet"
-    assert len(text_of(panels.bars(waterfall(Latency())))) == 6
+    assert [len(line[-1]) for line in lines] == [10, 20, 5]
+    assert text_of(panels.bars([])) == [[]]
 
 
 def test_texts_of_others_cannot_steer_the_terminal() -> None:

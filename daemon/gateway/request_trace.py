@@ -1,0 +1,104 @@
+"""Traces of clients' requests: what is kept of them, and who may look at them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.api.generation import Failed, Finished, Generate
+from daemon.gateway.pending import OnReply
+from daemon.tenants import Client, Tenant
+from daemon.traces.recent_traces import RecentTraces
+from daemon.traces.spans import Trace, request_spans
+from daemon.traces.trace_context import TraceContext, Tracer
+from feeds.market_data import Answer
+
+
+@dataclass(frozen=True)
+class RequestTrace:
+    """Of the generations of one request: it is kept when the last one has ended."""
+
+    traces: RecentTraces
+    context: TraceContext
+    asked: Sequence[Generate]
+    tenant: str
+    began: int = field(default_factory=time.monotonic_ns)
+    _ended: dict[int, Finished | Failed] = field(default_factory=dict)
+
+    def hear(self, number: int, on_event: OnReply, event: protocol.ReplyEvent) -> None:
+        """An event of the generation with this number, for ``on_event``."""
+        if isinstance(event, Finished | Failed) and number not in self._ended:
+            self._ended[number] = event
+            if len(self._ended) == len(self.asked):
+                now = time.monotonic_ns()
+                self.traces.requested(self.context, partial(self._made, now, time.time_ns() - now))
+        on_event(event)
+
+    def _made(self, now: int, ahead_ns: int) -> Trace:
+        done = [event for event in self._ended.values() if isinstance(event, Finished)]
+        codes = [event.code for event in self._ended.values() if isinstance(event, Failed)]
+        question = self.asked[0].question
+        versions = [each.metadata.data_version or 0 for each in done]
+        return Trace(
+            trace_id=self.context.trace_id,
+            span_id=self.context.span_id,
+            parent_id=self.context.parent_id,
+            kind="request",
+            session=self.asked[0].session,
+            question="" if question is None else question.name,
+            tenant=self.tenant,
+            data_version=max(versions, default=0),
+            reused_tokens=sum(each.reused_tokens for each in done),
+            computed_tokens=sum(each.computed_tokens for each in done),
+            error=codes[0] if codes else "",
+            began_at=self.began + ahead_ns,
+            duration_ns=now - self.began,
+            spans=request_spans(self.began, [each.passes for each in done], now),
+        )
+
+
+def ready_trace(
+    context: TraceContext, answer: Answer | None, session: str, tenant: str, at_ns: int, tracer: Tracer
+) -> Trace:
+    """Of a request that was answered at once, ns since 1970: by a standing ``answer``, or a kept response."""
+    return Trace(
+        trace_id=context.trace_id,
+        span_id=context.span_id,
+        parent_id=context.parent_id,
+        kind="request",
+        session=session,
+        question="" if answer is None else answer.question,
+        answer_id="" if answer is None else answer.answer_id,
+        tenant=tenant,
+        data_version=0 if answer is None else answer.data_version,
+        cached=True,
+        began_at=at_ns,
+        duration_ns=0,
+        links=() if answer is None else (tracer.of_answer(answer.answer_id).traceparent,),
+    )
+
+
+class TraceRequests:
+    """Answers clients' `GetTrace`."""
+
+    def __init__(self, traces: RecentTraces) -> None:
+        self._traces = traces
+
+    def find(self, request: messages.GetTrace, client: Client) -> messages.TraceReply:
+        """The traces that the client may see. Raises QueryError."""
+        found = tuple(each for each in self._traces.find(request.trace) if _sees(client.tenant, each))
+        if not found:
+            raise messages.QueryError(
+                "unknown_trace",
+                f"no trace of {request.trace!r} is kept here; traces.kept is {self._traces.kept}: of so many "
+                "answers, and of as many requests, the newest ones",
+            )
+        return messages.TraceReply(request.id, found)
+
+
+def _sees(tenant: Tenant, trace: Trace) -> bool:
+    """Of requests only one's own, unless one is an operator."""
+    own = trace.kind == "answer" or tenant.operator or trace.tenant == tenant.name
+    return own and (not trace.session or tenant.sees(trace.session))
