@@ -24,6 +24,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "query": {
         "cached": ("bench.query.cached:measure", "Cached answers over ZeroMQ and HTTP"),
         "events": ("bench.query.events:measure", "Clients that listen over HTTP"),
+        "traced": ("bench.query.traced:measure", "Ready answers with traces"),
     },
     "engine": {
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),

@@ -250,7 +250,8 @@ class SessionScreen(Screen[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         """Show the stages of the answer at the cursor."""
-        self.run_worker(self._show_stages, group="stages", exclusive=True)
+        # called later, since a worker that another one replaces may never begin
+        self.run_worker(self._show_stages, group="stages", exclusive=True)  # type: ignore[arg-type]
 
     async def _show_stages(self) -> None:
         for answer in self._newest[self._table.cursor_row :][:1]:

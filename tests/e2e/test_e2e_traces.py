@@ -1,4 +1,4 @@
-"""Traces of one real daemon: from a client's header and records' headers to a collector and `foretick trace`."""
+"""Traces of one real daemon: from headers of a client and of records to a collector and `foretick trace`."""
 
 import asyncio
 import hashlib
