@@ -47,7 +47,7 @@ class _Side:
     ask: Ask
 
     def run(self, asks: int) -> float:
-        """Seconds that so many asks take."""
+        """Seconds for this number of asks."""
         began = time.perf_counter()
         for _ in range(asks):
             found = self.queries.answer(self.ask, _ME, time.monotonic_ns())
@@ -59,7 +59,7 @@ class _Side:
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Asks for a ready answer through the gateway's own code, without a socket: *kept* as by default, and
-    *exported*, each handed to a queue that nobody empties, so that what the exporter's thread does is not in
+    *exported*, each handed to a queue that is not sent, so that what the exporter's thread does is not in
     it. The reference keeps nothing. All three in turns, in one process.
     """
     asks, repeats = run.sized((20_000, 15), (200, 2))

@@ -301,7 +301,7 @@ def times_of(record: TapeRecord) -> Times:
 
 
 def passes_of(request: Request) -> Passes:
-    """When it was where; the last token of a short answer comes with the pass that prefills."""
+    """When it was where first, and when it ended."""
     first = dict(reversed(request.events))
     return Passes(
         queued=first.get(LifecycleEvent.QUEUED, 0),

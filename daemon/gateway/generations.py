@@ -105,8 +105,8 @@ class Generations:
         charge = partial(self._access.charge, client)
         context = self._context()
         trace = RequestTrace(self._traces, context, [each for each, _ in requests], tenant.name)
-        heard = [partial(trace.hear, index, on_event) for index, (_, on_event) in enumerate(requests)]
-        numbers = [self._pending.open(on_event, charge) for on_event in heard]
+        callbacks = [partial(trace.hear, index, on_event) for index, (_, on_event) in enumerate(requests)]
+        numbers = [self._pending.open(on_event, charge) for on_event in callbacks]
         ours = {"tenant": tenant.name, "weight": tenant.weight, "trace_id": context.trace_id}
         sent = tuple(
             msgspec.structs.replace(each, id=number, **ours)

@@ -92,8 +92,8 @@ class TraceRequests:
         if not found:
             raise messages.QueryError(
                 "unknown_trace",
-                f"no trace of {request.trace!r} is kept here; traces.kept is {self._traces.kept}: of so many "
-                "answers, and of as many requests, the newest ones",
+                f"no trace of {request.trace!r} is kept here; traces.kept is {self._traces.kept}: the newest "
+                "answers, and as many requests",
             )
         return messages.TraceReply(request.id, found)
 

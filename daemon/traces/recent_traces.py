@@ -9,7 +9,7 @@ from daemon.traces.trace_context import TraceContext, Tracer, trace_id_of
 MakeTrace = Callable[[], Trace]
 """A trace is made when it is looked at, or off the event loop."""
 KEPT = 1000
-MOST_OF_ONE = 16
+PER_TRACE = 16
 """Requests of one trace id that are kept."""
 Makers = OrderedDict[str, tuple[MakeTrace, ...]]
 
@@ -38,7 +38,7 @@ class RecentTraces:
     def requested(self, context: TraceContext, make: MakeTrace) -> None:
         """A request has ended; a client may give several the same trace id."""
         earlier = self._requests.get(context.trace_id, ())
-        self._keep(self._requests, context, (*earlier, make)[-MOST_OF_ONE:])
+        self._keep(self._requests, context, (*earlier, make)[-PER_TRACE:])
 
     def find(self, name: str) -> list[Trace]:
         """The traces of a trace id or an answer id, oldest first; none where they are not kept any more."""

@@ -83,7 +83,7 @@ async def test_an_ask_goes_on_its_callers_trace_and_says_so(traced: Traced) -> N
     check_tree(spans)
     root = spans[0]
     assert (root.span_id.hex(), root.parent_span_id.hex()) == (span_id, SPAN)
-    assert [span.name for span in spans] == ["request", "send", "queue", "prefill", "reply"]
+    assert [span.name for span in spans] == ["request", "send", "queue", "prefill", "decode", "reply"]
     known = attributes(root)
     assert known["foretick.session"] == "aaa"
     assert known["foretick.data_version"] == reply.json["data_version"]
@@ -116,7 +116,7 @@ async def test_an_ask_of_the_query_socket_names_its_trace(traced: Traced) -> Non
     (found,) = (await traced.call("trace", other.trace_id)).traces
     assert (found.kind, found.session, found.error, found.cached) == ("request", "aaa", "", False)
     spans = [span.name for span in found.spans]
-    assert spans == ["send", "queue", "prefill", "reply"]
+    assert spans == ["send", "queue", "prefill", "decode", "reply"]
     with pytest.raises(QueryError) as failed:
         await traced.call("ask", "aaa", "x " * 8000, traceparent=f"00-{'2' * 32}-{SPAN}-00")
     (lost,) = (await traced.call("trace", "2" * 32)).traces
@@ -137,9 +137,10 @@ def trace_of(answer: Answer) -> str:
 
 
 async def test_an_answer_carries_its_trace_and_links_its_records(traced: Traced) -> None:
-    version, batches = traced.state().version + 1, [traced.tape.next(20), traced.tape.next(20)]
-    traced.source.put(*([with_header(n, each) for n, each in enumerate(batch, 1)] for batch in batches))
-    await until(lambda: traced.answered("aaa", version + 1))
+    for _ in range(2):  # the second one closes the bar of the first
+        version = traced.state().version + 1
+        traced.source.put([with_header(n, each) for n, each in enumerate(traced.tape.next(20), 1)])
+        await until(lambda version=version: traced.answered("aaa", version))
     answer = traced.answers("aaa")[-1]
     sent = [
         headers for *_, headers in traced.sink.sent if headers.get("answer_id") == answer.answer_id.encode()
@@ -154,7 +155,7 @@ async def test_an_answer_carries_its_trace_and_links_its_records(traced: Traced)
     assert len(root.links) == MOST
     assert {link.trace_id.hex() for link in root.links} <= {f"{n:032x}" for n in range(1, 41)}
     names = [span.name for span in spans[1:]]
-    assert names[-4:] == ["queue", "prefill", "hand_over", "publish"]
+    assert names[-5:] == ["queue", "prefill", "decode", "hand_over", "publish"]
     assert "ring_wait" in names
 
 

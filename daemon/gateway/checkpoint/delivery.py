@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from daemon.supervision import Tasks
+from daemon.traces.trace_context import TRACEPARENT
 from feeds.codec import encode
 from feeds.connector import SinkRoute
 from feeds.market_data import AnyMessage, DeadLetter
@@ -195,7 +196,9 @@ class Delivery:
         except PublishRefused as error:
             self._refused(sink, topic, outgoing, error.reason, str(error))
         except Exception as error:
-            log.exception("%s failed to publish a message", sink.name)
+            trace = outgoing.headers.get(TRACEPARENT, b"").decode()
+            told = {"trace_id": trace.split("-")[1]} if trace else {}
+            log.exception("%s failed to publish a message", sink.name, extra=told)
             self._refused(sink, topic, outgoing, "other", repr(error))
         else:
             self._finish(outgoing, DeliveryOutcome.DELIVERED)

@@ -6,7 +6,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.traces.recent_traces import MOST_OF_ONE, MakeTrace, RecentTraces
+from daemon.traces.recent_traces import PER_TRACE, MakeTrace, RecentTraces
 from daemon.traces.spans import Trace, TraceKind
 from daemon.traces.trace_context import TraceContext, Tracer
 
@@ -26,7 +26,7 @@ def test_the_newest_of_each_kind_are_kept(kept: int, steps: list[tuple[bool, int
     for number, (is_answer, name) in enumerate(steps):
         context = TraceContext(f"{name + 1:032x}", f"{number + 1:016x}")
         known = answers if is_answer else requests
-        known[name] = [number] if is_answer else [*known.get(name, []), number][-MOST_OF_ONE:]
+        known[name] = [number] if is_answer else [*known.get(name, []), number][-PER_TRACE:]
         known.move_to_end(name)
         if len(known) > kept:
             known.popitem(last=False)
