@@ -162,6 +162,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     positions: dict[str, dict[str, Position]] = {}
     streams: tuple[NameStream, ...] = ()
     halted: tuple[str, ...] = ()
+    sampling: generation.SamplingDefaults = generation.SamplingDefaults()
 
 
 class VersionInputs(msgspec.Struct, frozen=True):

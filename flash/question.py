@@ -13,6 +13,8 @@ PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
 AnswerForm = Literal["text", "number"]
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,18})?")
 
+BRIEF_TOKENS = 16
+"""Longest answer that has room for a word or a number only."""
 _LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0, "answer_within_ns": 0}
 
 
@@ -70,6 +72,11 @@ class Question:
                 raise ValueError(
                     f"question {self.name!r}: the choices {twice} repeat; each must be different"
                 )
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether the answer is a choice, a number or a few words, so that the model is asked to be brief."""
+        return self.choices is not None or self.answer == "number" or self.max_tokens <= BRIEF_TOKENS
 
     @property
     def hash(self) -> str:

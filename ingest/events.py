@@ -46,7 +46,7 @@ def words_in(rows: Bars) -> list[int]:
 def event_line(row: Any, spec: LineSpec, words: str) -> str:
     """The line of one element of a BAR array that is an event; ``words``: its text."""
     fields = [spec.symbols[int(row["leg"])]] if spec.symbols else []
-    fields.append(time_text(int(row["ts_open"]), int(row["interval"])))
+    fields.append(time_text(int(row["ts_open"]), int(row["interval"]), dates=spec.dates))
     which = int(row["v_high"])
     match int(row["n_ticks"]):
         case kind if kind == TEXT:

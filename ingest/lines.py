@@ -1,8 +1,8 @@
 """The text of the tape: one line per bar, `time,open,high,low,close,volume` and a newline.
 
 The time is the bar's opening in UTC: the date for intervals of a day or more, `HHMM` for those of a minute
-or more, else `HHMMSS`. Numbers are
-plain decimals with the session's number of decimals, rounded half to even in integer arithmetic.
+or more, else `HHMMSS`, behind the date where that is wanted. Numbers are plain decimals with the session's
+number of decimals, rounded half to even in integer arithmetic.
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
 volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`. A bar that a
 late record amended is written again after the word `amend`: `amend,143000,...`. Where empty intervals are
@@ -30,7 +30,7 @@ class LineSpec:
     ``says_empty``: an empty bar's line says that nothing was traded, and no prices. ``price_scale``: decimals
     of the unit that its bars' prices count, 0 to 18; no fewer than are printed. ``rolls``: of each symbol,
     event times, ns, and names of the contracts that follow, the oldest first; nothing is said of one that
-    resets the window.
+    resets the window. ``dates``: times have their date.
     """
 
     price_decimals: int = 2
@@ -39,6 +39,7 @@ class LineSpec:
     says_empty: bool = False
     price_scale: int = 9
     rolls: tuple[tuple[tuple[int, str], ...], ...] = ()
+    dates: bool = False
 
     def __post_init__(self) -> None:
         check_decimals(self.price_decimals, self.price_scale)
@@ -70,11 +71,15 @@ def decimal(value: int, decimals: int, scale: int = 9) -> str:
     return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)
 
 
-def time_text(ts_open: int, interval: int) -> str:
-    """A bar's opening in its line: its date where bars last a day or more, else the time of day."""
-    if interval >= DAY_NS:
-        return str(np.datetime64(ts_open, "ns").astype("datetime64[D]"))
-    return clock_text(ts_open, interval)
+def time_text(ts_open: int, interval: int, *, dates: bool = False) -> str:
+    """A bar's opening in its line: its date where bars last a day or more, else the time of day.
+
+    ``dates``: behind its date.
+    """
+    if interval < DAY_NS and not dates:
+        return clock_text(ts_open, interval)
+    date = str(np.datetime64(ts_open, "ns").astype("datetime64[D]"))
+    return date if interval >= DAY_NS else f"{date} {clock_text(ts_open, interval)}"
 
 
 def clock_text(ts_open: int, interval: int) -> str:
@@ -98,7 +103,7 @@ def bar_line(bar: Any, spec: LineSpec) -> str:
     head = ["amend"] if bar["flags"] & AMENDS else []
     if spec.symbols:
         head.append(spec.symbols[int(bar["leg"])])
-    head.append(time_text(int(bar["ts_open"]), int(bar["interval"])))
+    head.append(time_text(int(bar["ts_open"]), int(bar["interval"]), dates=spec.dates))
     if spec.says_empty and bar["flags"] & EMPTY:
         return before + ",".join([*head, "no trade"]) + "\n"
     prices = (decimal(int(bar[name]), spec.price_decimals, spec.price_scale) for name in "ohlc")

@@ -202,7 +202,7 @@ class Tokeniser:
             lines = [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
         in_words = (bars["flags"] & (AMENDS | ROLLED | (EMPTY if spec.says_empty else 0))) != 0
         wide = (bars["v_high"] | bars["v_low"]) != 0
-        in_words |= bars["interval"] >= DAY_NS
+        in_words |= spec.dates | (bars["interval"] >= DAY_NS)
         for number in np.flatnonzero(in_words | wide).tolist():
             lines[number] = list(self._encode(bar_line(bars[number], spec)))
         return lines

@@ -76,14 +76,13 @@ class Served:
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
-        x, texts = drawn.levels, self.asked.texts
+        x = drawn.levels
         exact = len(self.asked.rules)
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
+        listed = [self.prompt.briefly(text) for text in self.asked.texts] if setting.numbered else []
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen, lines, price = shown(
-                self.prompt, self.lines, x, tape, header, list(texts) if setting.numbered else []
-            )
+            frozen, lines, price = shown(self.prompt, self.lines, x, tape, header, listed)
             for bar in cuts.tolist():
                 window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
                 with closing(_Context(self.engine, frozen, window)) as context:
@@ -105,11 +104,9 @@ class Served:
 
     def _tokens(self, question: int, numbered: bool) -> list[int]:
         """Of a question as it is asked."""
-        return (
-            self.prompt.numbered(question + 1)
-            if numbered
-            else self.prompt.question(self.asked.texts[question])
-        )
+        if numbered:
+            return self.prompt.numbered(question + 1)
+        return self.prompt.question(self.prompt.briefly(self.asked.texts[question]))
 
     def _choices(self, question: int) -> list[int]:
         """The tokens of its choices, and of NONE."""

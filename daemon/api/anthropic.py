@@ -33,7 +33,7 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.api.messages import Count, Natural, ReplyMetadata
-from daemon.api.openai.common import text_of
+from daemon.api.openai.common import sampling, text_of
 
 _TEXT: Object = {
     "required": ["type", "text"],
@@ -297,19 +297,12 @@ class Messages:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
         counted = self.counted(asked, served)
         schema = _schema(asked)
-        temperature = asked.temperature
-        if temperature is None:
-            temperature = 0.0 if counted.session else 1.0
-        if asked.top_p == 0:
-            temperature = 0.0
         return [
             Generate(
                 session=counted.session,
                 turns=counted.turns,
                 max_tokens=asked.max_tokens,
-                temperature=temperature,
-                top_p=asked.top_p or 1.0,
-                top_k=asked.top_k or 0,
+                **sampling(asked, counted.session, served.sampling),
                 stop=stops_of(asked.stop_sequences, "stop_sequences"),
                 **extended(asked.foretick, schema),
                 schema=schema,

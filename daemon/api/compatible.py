@@ -4,14 +4,22 @@ Each API writes errors and replies in its own shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS, Event, Finished, Generate, ModelCatalog
+from daemon.api.generation import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Event,
+    Finished,
+    Generate,
+    ModelCatalog,
+    SamplingDefaults,
+)
 from daemon.api.http_errors import BodyTooLong, UnsupportedCoding, headers_of
 from daemon.api.messages import (
     ORDINARY,
@@ -37,6 +45,7 @@ Reason = Literal[
     "too_large",
     "unsupported_media_type",
     "halted",
+    "no_data",
     "busy",
     "engine",
     "rebuilding",
@@ -54,6 +63,7 @@ STATUS: dict[Reason, int] = {
     "too_long": 400,
     "too_large": 413,
     "halted": 409,
+    "no_data": 409,
     "unsupported_media_type": 415,
     "busy": 429,
     "engine": 500,
@@ -174,12 +184,16 @@ def extended(extension: Extension | None, schema: dict[str, Any] | None) -> dict
 
 @dataclass(frozen=True)
 class ReplyIdentity:
-    """What a reply says of itself: ``key`` is random and makes its ids, ``created`` Unix time in seconds."""
+    """What a reply says of itself: ``key`` is random and makes its ids, ``created`` Unix time in seconds.
+
+    ``sampling``: how the model samples where a request does not say.
+    """
 
     key: str
     created: int
     model: str
     fingerprint: str
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 class Writer(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from daemon.ages import Times
-from daemon.api.messages import ORDINARY, RETENTION_S, Code, ReplyMetadata
+from daemon.api.messages import ORDINARY, RETENTION_S, Code, Region, ReplyMetadata
 from daemon.tenants import Client
 from daemon.traces.spans import Passes
 from flash.question import Question
@@ -119,6 +119,24 @@ class CountTokens(msgspec.Struct, frozen=True, tag="count_tokens"):
     request: Generate
 
 
+class ViewPrompt(msgspec.Struct, frozen=True, tag="view_prompt"):
+    """What does the model read of ``session``? And before the answer to ``asked``, a question about it?"""
+
+    id: int
+    session: str
+    asked: Generate | None = None
+
+
+class PromptViewed(msgspec.Struct, frozen=True, tag="prompt_viewed"):
+    """The reply to `ViewPrompt`: see `daemon.api.messages.PromptShown`."""
+
+    id: int
+    data_version: int
+    frozen: Region
+    sliding: Region
+    question: Region | None = None
+
+
 class TopLogprob(msgspec.Struct, frozen=True):
     """A token as text and as bytes, and its log probability."""
 
@@ -210,9 +228,17 @@ class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):
     tokens: int
 
 
-GenerationCommand = GenerateAll | ExtendPrompt | FinishPrompt | CancelGeneration | CountTokens
-GenerationEvent = Begun | Delta | Finished | Failed | TokensCounted
+GenerationCommand = GenerateAll | ExtendPrompt | FinishPrompt | CancelGeneration | CountTokens | ViewPrompt
+GenerationEvent = Begun | Delta | Finished | Failed | TokensCounted | PromptViewed
 Event = Begun | Delta | Finished
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """How a chat or a text without a session is sampled where its request does not say; see `Generate`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 class ModelCatalog(msgspec.Struct, frozen=True):
@@ -228,6 +254,7 @@ class ModelCatalog(msgspec.Struct, frozen=True):
     max_new_tokens: int
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
+    sampling: SamplingDefaults = SamplingDefaults()
 
     @property
     def names(self) -> tuple[str, ...]:

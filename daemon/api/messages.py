@@ -40,6 +40,7 @@ Code = Literal[
     "not_calibrated",
     "repeated",
     "halted",
+    "no_data",
     "finished",
     "abandoned",
     "too_long",
@@ -122,6 +123,17 @@ class ListSessions(_Request, frozen=True, tag="sessions"):
 
 class Describe(_OfSession, frozen=True, tag="describe"):
     """Describe one session: its window, its standing questions, and their latest answers."""
+
+
+class ShowPrompt(_OfSession, frozen=True, tag="show_prompt"):
+    """Show what the model reads of a session's newest data version, region by region.
+
+    With a `question`, or the name of a standing one, also how it is asked; `max_tokens` as in `Ask`. Nothing
+    is computed.
+    """
+
+    question: Annotated[str, Meta(max_length=MAX_QUESTION_CHARS)] = ""
+    max_tokens: Count = 8
 
 
 class Answers(_OfSession, frozen=True, tag="answers"):
@@ -355,6 +367,7 @@ ClientRequest = (
     Ask
     | ListSessions
     | Describe
+    | ShowPrompt
     | SessionRequest
     | Answers
     | QuestionRequest
@@ -636,6 +649,27 @@ class LineError(msgspec.Struct, frozen=True):
     message: str
 
 
+class Region(msgspec.Struct, frozen=True):
+    """A region as the model reads it: its text, special tokens among it, and its length in tokens."""
+
+    text: str
+    tokens: int
+
+
+class PromptShown(_Reply, frozen=True, tag="prompt_shown"):
+    """What the model reads of `data_version`, in this order; there is an answer behind `question`.
+
+    `frozen` has the rollup, too. A question with a number in the frozen region is asked by that. `question`
+    is None where none was given. A provisional question also reads the open bars, which are not shown.
+    """
+
+    session: str
+    data_version: int
+    frozen: Region
+    sliding: Region
+    question: Region | None = None
+
+
 class Pushed(msgspec.Struct, frozen=True):
     """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the DLQ.
 
@@ -690,6 +724,7 @@ Reply = (
     | ClosedReply
     | FinishReply
     | DescribeReply
+    | PromptShown
     | PushReply
     | GeneratedElsewhere
     | ErrorReply

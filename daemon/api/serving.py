@@ -108,7 +108,8 @@ class Endpoints:
             wanted = [
                 msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.parse(asked, served)
             ]
-            made = ReplyIdentity(key, int(time.time()), asked.model, f"fp_{served.revision}")
+            fingerprint = f"fp_{served.revision}"
+            made = ReplyIdentity(key, int(time.time()), asked.model, fingerprint, served.sampling)
             events = self._generator.run(wanted, client)
             if not asked.stream:
                 done = await unless_gone(request, _all(events, len(wanted)))

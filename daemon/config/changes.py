@@ -17,7 +17,10 @@ WINDOW = (
     "volume_decimals",
     "lines",
     "unit",
+    "prices_in",
+    "volumes_in",
     "interval",
+    "dates",
     "rollup",
     "rollup_tokens",
 )

@@ -65,6 +65,14 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
         "source.sequence": config.source.sequence,
         "source.max_message_bytes": config.source.max_message_bytes,
     }
+    # settings that came later say something only where they are used, so that older answers keep their hash
+    later = {
+        "bars.dates": bars.dates,
+        "sessions.prices_in": session.prices_in if config.model.describe else "",
+        "sessions.volumes_in": session.volumes_in if config.model.describe else "",
+        "model.end_tokens": config.model.end_tokens,
+    }
+    found |= {name: value for name, value in later.items() if value}
     if config.flash.placement == "frozen":
         found["questions"] = [each.hash for each in questions]
     plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)

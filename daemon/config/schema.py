@@ -35,6 +35,19 @@ UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _SYMBOL = r"^[^:\s]+:\S+$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+_VENUE = r"^[^:\s]+$"
+_OFF_OR_SOCKET = r"^$|" + SOCKET
+_SOCKETS = "tcp://host:port or ipc://path"
+
+
+PATTERNS = {
+    _SYMBOL: "VENUE:SYMBOL, such as BINANCE:BTCUSDT",
+    _NAME: "a name of A to Z, a to z, 0 to 9, _, . and -, such as btcusdt",
+    _VENUE: "a venue, without colons and blanks",
+    SOCKET: _SOCKETS,
+    _OFF_OR_SOCKET: f'{_SOCKETS}, or "" for none',
+}
+"""What is expected where a value has to match one of these."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +83,8 @@ class ModelConfig(Table, frozen=True):
     describe: Annotated[
         bool,
         about(
-            "the prefix of a session says whose bars these are, how long, and what its other lines mean; "
-            "measure it with your model: a small one answers worse"
+            "the prefix of a session says whose bars these are, how long, what their times and units are, "
+            "and what its other lines mean; measure it with your model: a small one answers worse"
         ),
     ] = False
     layers: Annotated[
@@ -89,6 +102,33 @@ class ModelConfig(Table, frozen=True):
         int,
         about("CPU threads of the engine; 0 leaves it to PyTorch, at most one per CPU it may use", ge=0),
     ] = 0
+    do_sample: Annotated[
+        bool | None,
+        about(
+            "whether chats and texts without a session are sampled where a request says no temperature; none "
+            "is what the model's generation_config.json says, or else yes. Questions about sessions get "
+            "their likeliest answer unless a request says a temperature, and standing ones always do"
+        ),
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=100)] | None,
+        about("temperature of these where a request says none; none is that of the model's file, or else 1"),
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        about("top_p of what is sampled where a request says none; none is that of the model's file, or 1"),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        about("top_k of the same; 0 is any token, none is that of the model's file, or else 0"),
+    ] = None
+    end_tokens: Annotated[
+        tuple[str, ...],
+        about(
+            "tokens that end an answer, as the tokenizer writes them; none are all that the model's files "
+            "name and the one that its chat template ends an answer with"
+        ),
+    ] = ()
     seed: Annotated[int, about("seed of the untrained model's weights", ge=0)] = 0
     calibration: Annotated[
         str,
@@ -272,6 +312,13 @@ class BarsConfig(Table, frozen=True):
             "DLQ (same), or bars of any length, as they are"
         ),
     ] = "same"
+    dates: Annotated[
+        bool,
+        about(
+            "the times of lines have their date, `2026-11-27 1430`; those of bars of a day or more are dates "
+            "anyway (decimal lines only)"
+        ),
+    ] = False
 
 
 def _in_place_of(table: str, defaults: type[Table]) -> Any:
@@ -305,7 +352,7 @@ class SplitConfig(Table, frozen=True):
 class CalendarConfig(Table, frozen=True):
     """When a venue is open; one without is always open. Nothing is silent while its venue is closed."""
 
-    venue: Annotated[str, about("as in its symbols, VENUE:SYMBOL", pattern=r"^[^:\s]+$", max_length=64)]
+    venue: Annotated[str, about("as in its symbols, VENUE:SYMBOL", pattern=_VENUE, max_length=64)]
     zone: Annotated[str, about("name of its time zone, such as America/New_York", min_length=1)]
     hours: Annotated[
         tuple[str, ...], about('weekly sessions: "mon-fri 09:30-16:00", over midnight "sun-thu 18:00-17:00"')
@@ -400,6 +447,12 @@ class SessionSettings(_in_place_of("bars", BarsConfig), kw_only=True):  # type: 
         ),
     ] = False
     volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=18)] = 3
+    prices_in: Annotated[
+        str, about("what prices count, such as `USD a share`, for `model.describe`", max_length=64)
+    ] = ""
+    volumes_in: Annotated[
+        str, about("what volumes count, such as `contracts`, for `model.describe`", max_length=64)
+    ] = ""
     lines: Annotated[
         Literal["auto", "decimal", "compact"],
         about(
@@ -814,7 +867,7 @@ class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as
 class QueryConfig(Table, frozen=True):
     """The ZeroMQ query socket, and limits on its clients."""
 
-    endpoint: Annotated[str, about('address to bind; "" turns the socket off', pattern=r"^$|" + SOCKET)] = (
+    endpoint: Annotated[str, about('address to bind; "" turns the socket off', pattern=_OFF_OR_SOCKET)] = (
         "tcp://127.0.0.1:7801"
     )
     advertise: Annotated[
@@ -822,7 +875,7 @@ class QueryConfig(Table, frozen=True):
         about(
             "address by which other daemons of the consumer group reach this socket; by default the bound "
             "one, or none where that is every address",
-            pattern=r"^$|" + SOCKET,
+            pattern=_OFF_OR_SOCKET,
         ),
     ] = ""
     forward: Annotated[

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -211,7 +211,7 @@ def text_of(prompt: PromptFormat, question: Question) -> str:
     """The text that the model knows ``question`` by."""
     # the paper's texts are for models that read
     if prompt.terse is None:
-        return question.text
+        return prompt.briefly(question.text) if question.is_brief else question.text
     paper = {_worded(each.text): each.name for each in PAPER_SIX}
     return paper.get(_worded(question.text), question.text)
 
@@ -299,12 +299,24 @@ def load(config: Config) -> Loaded:
         )
         loaded = checked(loaded)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
+        if settings.end_tokens:
+            prompt = replace(prompt, only_ends=_end_tokens(prompt, settings.end_tokens))
     except (ModelError, ValueError) as error:
         key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
         raise SettingError(f"model.{key}", str(error)) from error
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt
+
+
+def _end_tokens(prompt: PromptFormat, texts: Sequence[str]) -> frozenset[int]:
+    """Raises SettingError for a text that is not one token."""
+    found = [prompt.encode(text) for text in texts]
+    for text, tokens in zip(texts, found, strict=True):
+        if len(tokens) != 1:
+            why = f"{text!r} is {len(tokens)} tokens of this model, not one"
+            raise SettingError("model.end_tokens", why)
+    return frozenset(token for (token,) in found)
 
 
 def checked(loaded: LoadedModel) -> LoadedModel:
@@ -445,12 +457,22 @@ def line_spec(
     if lines == "decimal":
         symbols = labels_of(session.symbols) if session.more_symbols else ()
         emits_empty = session.bars(bars).empty == "emit"
-        return LineSpec(session.price_decimals, session.volume_decimals, symbols, emits_empty, session.scale)
+        return LineSpec(
+            session.price_decimals,
+            session.volume_decimals,
+            symbols,
+            emits_empty,
+            session.scale,
+            dates=session.bars(bars).dates,
+        )
     for name, value in (("late", "amend"), ("empty", "emit")):
         if getattr(session.bars(bars), name) == value:
             table = "bars" if getattr(session, name) is None else here
             why = f"the model reads compact lines, which have no words: {value!r} needs decimal lines"
             raise SettingError(f"{table}.{name}", why)
+    if session.bars(bars).dates:
+        table = "bars" if session.dates is None else here
+        raise SettingError(f"{table}.dates", "the model reads compact lines, which have no times")
     if session.signed:
         why = "the model reads compact lines, which are parts of a price above zero: it needs decimal lines"
         raise SettingError(f"{here}.signed", why)

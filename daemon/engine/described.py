@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.config.symbols import rolls_of
 from feeds.durations import Duration
+from ingest.lines import DAY_NS
 
 _EVENTS = {
     "text": "a headline (text)",
@@ -21,9 +22,18 @@ def described(config: Config, session: SessionConfig, *, is_compact: bool) -> st
     length = "" if bars.ready == "any" else f", {_length(bars.interval)} each"
     said = [f"The bars are of {_listed([_symbol(each) for each in symbols])}{length}."]
     if not is_compact:
-        said.append("Times are when a bar began, in UTC.")
+        said.append(f"Times are {_times(bars)}, in UTC.")
         said += _other_lines(config, session)
+    units = (("Prices", session.prices_in), ("Volumes", session.volumes_in))
+    said += [f"{what} are in {unit}." for what, unit in units if unit and not is_compact]
     return " ".join(said) + "\n"
+
+
+def _times(bars: BarsConfig) -> str:
+    """What the times of lines are."""
+    if bars.interval >= DAY_NS:
+        return "the days on which bars began"
+    return "the date and the time when a bar began" if bars.dates else "when a bar began"
 
 
 def _other_lines(config: Config, session: SessionConfig) -> list[str]:

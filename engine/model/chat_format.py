@@ -19,7 +19,9 @@ import msgspec
 
 from engine.model.numbers import NumberGrammar, number_grammar
 
-SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars with one word or one number."
+SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars."
+BRIEF = "Answer with one word or one number."
+"""Behind a question whose answer is short, with that prompt; another prompt says itself what it wants."""
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
 SYMBOLS_SCHEMA = "Each line is one bar of one symbol, oldest first: symbol,time,open,high,low,close,volume\n"
 COMPACT_SCHEMA = (
@@ -91,7 +93,8 @@ class Terse(msgspec.Struct, frozen=True, kw_only=True):
 class PromptFormat:
     """The fixed text around tape and question.
 
-    ``before_tape``: the frozen prefix without what it says of questions and lines.
+    ``before_tape``: the frozen prefix without what it says of questions and lines. ``brief``: what stands
+    behind a question whose answer is short.
     """
 
     tokenizer: Any
@@ -101,6 +104,9 @@ class PromptFormat:
     answer_prefix: str = ""
     terse: Terse | None = None
     end_ids: frozenset[int] = frozenset()
+    brief: str = ""
+    only_ends: frozenset[int] = frozenset()
+    """Where there are some, these alone end an answer."""
 
     @classmethod
     def of(
@@ -130,7 +136,8 @@ class PromptFormat:
             raise PromptError("the chat template does not carry the user's message exactly once")
         frozen, rest = rendered.split(_TAPE)
         before, after = rest.split(_QUESTION)
-        return cls(tokenizer, frozen, before, after, answer_prefix, end_ids=end_ids)
+        brief = "" if system_prompt else BRIEF
+        return cls(tokenizer, frozen, before, after, answer_prefix, end_ids=end_ids, brief=brief)
 
     @classmethod
     def _terse(
@@ -178,6 +185,10 @@ class PromptFormat:
         return tuple(
             self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + about + schema)
         )
+
+    def briefly(self, text: str) -> str:
+        """The question ``text``, to be answered in a word."""
+        return f"{text} {self.brief}" if self.brief else text
 
     def question(self, text: str) -> list[int]:
         """The tokens of a question, from the end of the tape to the beginning of the answer.
@@ -307,7 +318,9 @@ class PromptFormat:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the tokenizer's, and all that the model names."""
+        """Tokens that end an answer: the tokenizer's, and all that the model names, or others instead."""
+        if self.only_ends:
+            return self.only_ends
         own = getattr(self.tokenizer, "eos_token_id", None)
         return self.end_ids if own is None else self.end_ids | {int(own)}
 

@@ -147,6 +147,8 @@ class LoadedModel:
     """Runs the layers; None: transformers' code does."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end an answer, as the model's configurations name them."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Members of its generation_config.json that say how to draw tokens; none that transformers made up."""
     choice: LayerChoice | None = None
     """The measurement that decided it; None where nothing was to be decided."""
 

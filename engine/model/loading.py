@@ -43,6 +43,12 @@ Layers = Literal["auto", "compiled", "onednn", "torch"]
 layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
 ``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse what lies between matrix products: by kernels of
 ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
+DRAWING = (
+    *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "num_beams"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "guidance_scale"),
+)
+"""Members of a generation_config.json that decide which tokens are drawn."""
 disable_progress_bar()
 
 
@@ -115,6 +121,7 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         install(model, len(probed.layers), wanted_of_last),
         getattr(model.config, "foretick", None) or {},
         end_ids=end_ids_of(model) | turn_ends(tokenizer),
+        generation=generation_of(model),
     )
     if fused and is_plain(model):
         loaded = replace(plain, decoder=_fused(model))
@@ -173,6 +180,18 @@ def end_ids_of(model: Any) -> frozenset[int]:
         ids = getattr(each, "eos_token_id", None)
         found.update([] if ids is None else [int(ids)] if isinstance(ids, int) else map(int, ids))
     return frozenset(token for token in found if 0 <= token < config.vocab_size)
+
+
+def generation_of(model: Any) -> dict[str, Any]:
+    """What a model's generation_config.json says of drawing tokens.
+
+    Nothing where transformers made the file out of config.json: its values are defaults.
+    """
+    found = getattr(model, "generation_config", None)
+    if found is None or getattr(found, "_from_model_config", False):
+        return {}
+    said = {name: getattr(found, name, None) for name in DRAWING}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def resolve_device(device: str) -> str:

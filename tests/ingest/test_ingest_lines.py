@@ -8,10 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.model.embedded import build_tokenizer
 from ingest.bar_kernel import BAR
-from ingest.lines import MINUTE_NS, LineSpec, bar_line, clock_text, decimal
+from ingest.lines import DAY_NS, MINUTE_NS, LineSpec, bar_line, clock_text, decimal, time_text
+from ingest.tokens import Tokeniser
 
 NANO = 10**9
+START = int(datetime(2026, 3, 2, 14, 30, tzinfo=UTC).timestamp()) * NANO
 
 
 EXACT = Context(prec=80)
@@ -52,6 +55,26 @@ def test_a_line() -> None:
     assert bar_line(bar, LineSpec(2, 3)) == "143000,101.25,101.50,101.24,101.38,12.500\n"
     bar["interval"] = MINUTE_NS
     assert bar_line(bar, LineSpec(0, 0)) == "1430,101,102,101,101,12\n"
+
+
+@given(st.integers(0, 4 * 10**18), st.integers(1, 3 * DAY_NS))
+def test_a_time_with_its_date_is_that_of_the_calendar(moment: int, interval: int) -> None:
+    day = datetime.fromtimestamp(moment // NANO, UTC).strftime("%Y-%m-%d")
+    whole = day if interval >= DAY_NS else f"{day} {clock_text(moment, interval)}"
+    assert time_text(moment, interval, dates=True) == whole
+    assert time_text(moment, interval) == whole.removeprefix(f"{day} ")
+
+
+def test_a_line_with_its_date_is_encoded_as_it_is_written() -> None:
+    tokeniser = build_tokenizer()
+    bars = np.zeros(3, BAR)
+    bars["ts_open"] = START + NANO * np.arange(3)
+    bars["interval"] = NANO
+    spec = LineSpec(2, 3, dates=True)
+    lines = Tokeniser(lambda text: tokeniser.encode(text, add_special_tokens=False)).lines(bars, spec)
+    texts = [tokeniser.decode(line) for line in lines]
+    assert texts == [bar_line(bar, spec) for bar in bars]
+    assert texts[0].startswith("2026-03-02 143000,")
 
 
 @pytest.mark.parametrize(

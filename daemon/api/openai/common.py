@@ -1,13 +1,21 @@
 """What the endpoints of the OpenAI API share: the members of requests, errors, usage, log probabilities."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from daemon.api.compatible import ApiError, Extension, Object, Reason, ReplyIdentity, sse
-from daemon.api.generation import MAX_LOGPROBS, MAX_MESSAGES, Finish, Finished, ModelCatalog, Turn
+from daemon.api.generation import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    Finish,
+    Finished,
+    ModelCatalog,
+    SamplingDefaults,
+    Turn,
+)
 from daemon.api.messages import Count, ReplyMetadata
 from daemon.api.systemone import ModelCard, cards
 
@@ -38,6 +46,7 @@ _CODES: dict[Reason, str] = {
     "engine": "server_error",
     "rebuilding": "rebuilding",
     "halted": "halted",
+    "no_data": "no_data",
     "shutting_down": "server_error",
     "timeout": "timeout",
 }
@@ -50,11 +59,15 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What every request of this API may say; members that are not read are tolerated, as the API does."""
+    """What every request of this API may say; members that are not read are tolerated, as the API does.
+
+    ``top_k``, which other servers add to this API: 0 and -1 are any token.
+    """
 
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     stream: bool | None = None
     foretick: Extension | None = None
 
@@ -182,13 +195,34 @@ def schema_of(form: Object | None, param: str) -> Object | None:
     raise ApiError("bad_request", why, param)
 
 
-def sampling(temperature: float | None, top_p: float | None, session: str) -> dict[str, Any]:
-    """Temperature and top_p of a `Generate`. By default 1, but a session's answer is its likeliest."""
-    default = 0.0 if session else 1.0
-    if top_p == 0:
+class Sampled(Protocol):
+    """A request that may say how its answer is sampled."""
+
+    @property
+    def temperature(self) -> float | None:
+        """None: it does not say."""
+
+    @property
+    def top_p(self) -> float | None:
+        """See `temperature`."""
+
+    @property
+    def top_k(self) -> int | None:
+        """See `temperature`."""
+
+
+def sampling(asked: Sampled, session: str, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Temperature, top_p and top_k of a `Generate`: the request's, or the model's ``defaults``.
+
+    A session's answer is its likeliest, unless the request has a temperature.
+    """
+    default = 0.0 if session else defaults.temperature
+    given = default if asked.temperature is None else asked.temperature
+    if asked.top_p == 0 or not given:
         return {"temperature": 0.0}
-    given = default if temperature is None else temperature
-    return {"temperature": given, "top_p": 1.0 if top_p is None or not given else top_p}
+    top_p = defaults.top_p if asked.top_p is None else asked.top_p
+    top_k = defaults.top_k if asked.top_k is None else max(0, asked.top_k)
+    return {"temperature": given, "top_p": top_p, "top_k": top_k}
 
 
 def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") -> int | None:

@@ -116,7 +116,7 @@ class Completions:
         one = Generate(
             session=session,
             max_tokens=asked.max_tokens or (None if session else MAX_TOKENS),
-            **sampling(asked.temperature, asked.top_p, session),
+            **sampling(asked, session, served.sampling),
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),

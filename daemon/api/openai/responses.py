@@ -278,7 +278,7 @@ class Responses:
                 session=session,
                 turns=_turns(asked),
                 max_tokens=asked.max_output_tokens,
-                **sampling(asked.temperature, asked.top_p, session),
+                **sampling(asked, session, served.sampling),
                 **extended(asked.foretick, schema),
                 schema=schema,
                 top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),
@@ -327,7 +327,7 @@ def _response(
     output: tuple[OutputMessage, ...] = (),
     error: ResponseFailure | None = None,
 ) -> Response:
-    used = sampling(asked.temperature, asked.top_p, asked.model if asked.model.startswith(SESSION) else "")
+    used = sampling(asked, asked.model if asked.model.startswith(SESSION) else "", made.sampling)
     text = asked.text or TextConfig()
     usage = None
     if done is not None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.compatible import STATUS, ApiError, ReplyIdentity
-from daemon.api.generation import Finished, Generate, Turn
+from daemon.api.generation import Finished, Generate, SamplingDefaults, Turn
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai import chat, common, completions, responses
@@ -103,6 +103,27 @@ async def test_chat(rig: Rig) -> None:
     assert rig.generator.asked[0].seed == 7
     assert rig.generator.asked[0].max_tokens == 9
     assert rig.generator.asked[0].temperature == 1.0  # the API's default
+
+
+async def test_what_a_request_does_not_say_is_the_model_s_default(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = msgspec.structs.replace(SERVED, sampling=SamplingDefaults(0.6, 0.9, 20))
+    monkeypatch.setattr(rig.generator, "served", lambda client: served)
+    client, claude = rig.openai(), rig.anthropic()
+    await client.chat.completions.create(model="tape", messages=USER)
+    await client.completions.create(model="tape", prompt="hello")
+    said = await client.responses.create(model="tape", input="hello")
+    await claude.messages.create(model="tape", max_tokens=9, messages=USER)
+    assert [(e.temperature, e.top_p, e.top_k) for e in rig.generator.asked] == [(0.6, 0.9, 20)] * 4
+    assert (said.temperature, said.top_p) == (0.6, 0.9)
+    await client.chat.completions.create(
+        model="tape", messages=USER, temperature=0.2, top_p=1, extra_body={"top_k": -1}
+    )
+    await client.chat.completions.create(model="tape", messages=USER, temperature=0)
+    await client.chat.completions.create(model="session:btc", messages=USER)
+    found = [(e.temperature, e.top_p, e.top_k) for e in rig.generator.asked[4:]]
+    assert found == [(0.2, 1.0, 0), (0.0, 1.0, 0), (0.0, 1.0, 0)]
 
 
 async def test_a_session_is_a_model_and_its_facts_come_with_answer_and_stream(rig: Rig) -> None:

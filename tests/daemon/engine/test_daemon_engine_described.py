@@ -25,7 +25,7 @@ SILENT = EventsConfig(text="flag", status="ignore", action="flag")
 
 
 def config(session: SessionConfig = ES, interval: str = "1m", **more: object) -> Config:
-    bars = {name: more.pop(name) for name in ("late", "empty", "ready") if name in more}
+    bars = {name: more.pop(name) for name in ("late", "empty", "ready", "dates") if name in more}
     own = BarsConfig(interval=parse_duration(interval), **bars)  # type: ignore[arg-type]  # settings of it
     return msgspec.structs.replace(Config(sessions=(session,), bars=own, events=SILENT), **more)
 
@@ -37,12 +37,27 @@ def told(made: Config) -> str:
 @pytest.mark.parametrize(
     ("interval", "length"),
     [("1m", "one minute"), ("5m", "5 minutes"), ("1s", "one second"), ("90s", "90 seconds"),
-     ("1h", "one hour"), ("1d", "one day"), ("7d", "7 days"), ("250ms", "250 milliseconds")],
+     ("1h", "one hour"), ("250ms", "250 milliseconds")],
 )  # fmt: skip
 def test_bars_are_said_to_be_of_a_symbol_and_how_long(interval: str, length: str) -> None:
     assert told(config(interval=interval)) == (
         f"The bars are of ESZ6 (CME), {length} each. Times are when a bar began, in UTC."
     )
+
+
+@pytest.mark.parametrize(("interval", "length"), [("1d", "one day"), ("7d", "7 days")])
+def test_times_of_days_are_dates_and_others_have_them_where_that_is_wanted(
+    interval: str, length: str
+) -> None:
+    days = f"The bars are of ESZ6 (CME), {length} each. Times are the days on which bars began, in UTC."
+    assert told(config(interval=interval)) == days
+    assert told(config(dates=True)).endswith("Times are the date and the time when a bar began, in UTC.")
+
+
+def test_units_are_said_where_they_are_known() -> None:
+    units = msgspec.structs.replace(ES, prices_in="index points", volumes_in="contracts")
+    assert told(config(units)).endswith("Prices are in index points. Volumes are in contracts.")
+    assert "contracts" not in described(config(units), units, is_compact=True)
 
 
 def test_several_symbols_are_named_and_bars_of_any_length_have_none() -> None:
