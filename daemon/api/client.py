@@ -90,6 +90,7 @@ class Methods:
     ask = Method(messages.Ask, messages.AskReply)
     push = Method(_push, messages.PushReply)
     describe = Method(messages.Describe, messages.DescribeReply)
+    show_prompt = Method(messages.ShowPrompt, messages.PromptShown)
     sessions = Method(messages.ListSessions, messages.SessionsReply)
     add_session = Method(_add_session, messages.SessionsReply)
     change_session = Method(_change_session, messages.SessionsReply)

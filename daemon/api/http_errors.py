@@ -24,6 +24,7 @@ STATUS: dict[Code, int] = {
     "not_calibrated": 409,
     "repeated": 409,
     "halted": 409,
+    "no_data": 409,
     "finished": 409,
     "abandoned": 410,
     "moved": 421,

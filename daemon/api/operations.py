@@ -160,6 +160,11 @@ OPERATIONS: tuple[Operation, ...] = (
         messages.Describe, messages.SessionInfo, ("unknown_session",), body="none", perform=_one_session,
     ),
     Operation(
+        "GET", f"{_SESSION}/prompt", "showPrompt", "What the model reads of a session, region by region",
+        messages.ShowPrompt, messages.PromptShown, ("unknown_session", "too_long"), body="none",
+        query=("question", "max_tokens"),
+    ),
+    Operation(
         "PATCH", _SESSION, "changeSession", "Give a session other settings; keys that are left out stay",
         messages.ChangeSession, messages.SessionsReply, ("unknown_session",), body="settings",
     ),
@@ -191,7 +196,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/ask", "ask", "Ask a question of a session",
-        messages.Ask, messages.AskReply, ("unknown_session", "halted", "too_long"),
+        messages.Ask, messages.AskReply, ("unknown_session", "halted", "no_data", "too_long"),
     ),
     Operation(
         "POST", "/v1/labels", "label", "Tell the right choice of a past answer",

@@ -269,8 +269,7 @@ def text_of(value: Text, here: str = "questions") -> str:
 def build_response(
     asked: DecisionRequest, wanted: Sequence[Generate], served: ModelCatalog, done: Sequence[Finished]
 ) -> DecisionResponse:
-    """The reply. Raises ApiError as `check_data`."""
-    check_data(done, "state")
+    """The reply."""
     pairs = zip(asked.questions.items(), done, strict=True)
     answers = {name: _answer(question, each) for (name, question), each in pairs}
     session = wanted[0].session
@@ -279,13 +278,6 @@ def build_response(
         sum(each.answer_tokens for each in done),
     )
     return DecisionResponse(f"session:{session}" if session else served.model, answers, usage)
-
-
-def check_data(done: Sequence[Finished], here: str) -> None:
-    """Raise ApiError for a session that has no data yet."""
-    for each in done:
-        if each.metadata.data_version == 0:
-            raise ApiError("bad_request", f"session {each.metadata.session!r} has no data yet", here)
 
 
 def _answer(question: Question, done: Finished) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:

@@ -15,9 +15,11 @@ from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder
+from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
+from daemon.engine.sampling_defaults import sampling_defaults
 from daemon.engine.service import EngineHost
 from daemon.engine.session_lifecycle import EngineSessions
 from daemon.engine.session_parts import SessionParts, refresh_policy
@@ -80,9 +82,9 @@ def wire_engine(
     )
     versions = Versions(scheduler, store, emit)
     confidence = Confidence(config, built.prompt, built.calibration, store)
-    ready = ready_position(config, built, scheduler)
+    position = ready_position(config, built, scheduler)
     prompts = PromptBuilder(built, limits, store)
-    requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, ready)
+    requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)
     answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
@@ -90,16 +92,16 @@ def wire_engine(
     snapshots = Snapshots(config, built, scheduler, feeder, parts, store)
     questions = StandingQuestions(registry, built, scheduler, limits, confidence, emit)
     sessions = EngineSessions(config, built, scheduler, feeder, questions, parts, snapshots, store, emit)
+    view = PromptView(built, scheduler, prompts, registry, emit)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
-    rebuilder = Rebuilder(scheduler, time.monotonic_ns)
+    rebuild = Rebuilder(scheduler, time.monotonic_ns).idle
     maintenance = Maintenance(pool, built.tapes.values(), built.tiers, store)
-    idle = partial(_soonest, answers.idle, refresher.idle, rebuilder.idle, maintenance, snapshots)
+    idle = partial(_soonest, answers.idle, refresher.idle, rebuild, maintenance, snapshots)
     worker = Worker(scheduler, when_idle=idle, make_thread=threads.make)
-    memory = MemoryMetrics(built.engine, built.tiers, store)
+    memory, ready = MemoryMetrics(built.engine, built.tiers, store), _ready_event(config, built, snapshots)
     gauges = memory, CapacityMetrics(store, pool, built.tapes), snapshots.note
-    ready_event = _ready_event(config, built, snapshots)
     return EngineHost(
-        ready_event, worker, feeder, questions, sessions, snapshots, parts, gauges, threads, emit
+        ready, worker, feeder, questions, sessions, snapshots, parts, view, gauges, threads, emit
     )
 
 
@@ -116,6 +118,7 @@ def _ready_event(config: Config, built: Built, snapshots: Snapshots) -> protocol
         {name: positions for name, (positions, _) in resumed.items()},
         tuple({stream for _, streams in resumed.values() for stream in streams}),
         tuple(name for name, state in built.restored.items() if state.halted),
+        sampling_defaults(config.model, loaded.generation),
     )
 
 

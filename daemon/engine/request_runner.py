@@ -180,6 +180,8 @@ class RequestRunner:
                 self._fail(each.id, Failure("unknown_session", f"there is no session {each.session!r}"))
             elif tape is not None and self._refuses and self._rebuilding(each.session):
                 self._fail(each.id, REBUILDING)
+            elif tape is not None and not tape.live_records:
+                self._fail(each.id, no_data(each.session))
             else:
                 try:
                     prompt = self._prompts.prompt(each)
@@ -190,7 +192,7 @@ class RequestRunner:
                         running, request = self._request(each, prompt, tape)
                         made[each.id] = running, (request,)
                 except ValueError as error:
-                    self._fail(each.id, _failure(error))
+                    self._fail(each.id, failure_of(error))
         self._submit(made)
         self._unforked |= {each.id for each, _ in scored}
         # on the scheduler's thread: all forks of a session are then of one version
@@ -263,7 +265,7 @@ class RequestRunner:
         try:
             tokens, length = self._prompts.extended(running.asked, command.text, before)
         except ValueError as error:
-            running.give_up(_failure(error))
+            running.give_up(failure_of(error))
             self._scheduler.cancel(request.id)
             return
         running.extend(length)
@@ -276,7 +278,7 @@ class RequestRunner:
         try:
             tokens = len(self._prompts.prompt(asked).tokens)
         except ValueError as error:
-            self._fail(number, _failure(error))
+            self._fail(number, failure_of(error))
             return
         tape = self._built.tapes.get(asked.session)
         if tape is not None:
@@ -320,7 +322,7 @@ class RequestRunner:
             except NotResident:
                 self._fail(asked.id, NOT_RESIDENT)
             except ValueError as error:
-                self._fail(asked.id, _failure(error))
+                self._fail(asked.id, failure_of(error))
         self._submit(made)
 
     def _takes(self, number: int) -> bool:
@@ -563,12 +565,18 @@ def check_nodes(prompts: Sequence[Prompt]) -> None:
         raise TooLong(f"the choices of all questions part in {nodes} places, at most {MAX_NODES}")
 
 
+def no_data(session: str) -> Failure:
+    """Why a session whose window is empty is not asked: the model would answer from its prefix alone."""
+    return Failure("no_data", f"session {session} has read no bar yet: ask when its first one has closed")
+
+
 def failed(number: int, failure: Failure, tokens: int = 0) -> Failed:
     """The event that ends the command of this number; ``tokens``: computed for it."""
     return Failed(number, code_of(failure.code), failure.message, tokens)
 
 
-def _failure(error: ValueError) -> Failure:
+def failure_of(error: ValueError) -> Failure:
+    """Why a prompt cannot be made."""
     return Failure("too_long" if isinstance(error, TooLong) else "bad_request", str(error))
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from daemon import protocol
-from daemon.api.generation import CountTokens, GenerateAll
+from daemon.api.generation import CountTokens, GenerateAll, ViewPrompt
 from daemon.api.messages import Label
+from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_lifecycle import EngineSessions
@@ -42,6 +43,7 @@ class EngineHost:
     sessions: EngineSessions
     snapshots: Snapshots
     parts: SessionParts
+    view: PromptView
     gauges: Sequence[Callable[[], None]]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
@@ -102,6 +104,8 @@ class EngineHost:
                     self.stop(command.drain_s)
                 case GenerateAll():
                     self.parts.requests.generate(command.requests)
+                case ViewPrompt():
+                    self.view.show(command)
                 case CountTokens():
                     self.parts.requests.count(command)
                 case _:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from daemon import protocol
 from daemon.api.auth import Access
 from daemon.api.events import Events
-from daemon.api.generation import Begun, Delta, Failed, Finished, TokensCounted
+from daemon.api.generation import Begun, Delta, Failed, Finished, PromptViewed, TokensCounted
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import LabelReply
 from daemon.api.zmq import QueryServer
@@ -246,7 +246,9 @@ class Gateway:
             case protocol.SessionAdded():
                 self.publisher.streams.name(*event.streams)
                 self.pending.on_event(event)
-            case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed() | TokensCounted():
+            case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed():
+                self.pending.on_event(event)
+            case TokensCounted() | PromptViewed():
                 self.pending.on_event(event)
             case protocol.EngineReady():
                 for name in self.sessions.states:

@@ -28,8 +28,10 @@ from daemon.api.generation import (
     Generate,
     GenerateAll,
     ModelCatalog,
+    PromptViewed,
     TokensCounted,
     Turn,
+    ViewPrompt,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
 from daemon.gateway.pending import OnReply, PendingCommands, resolve
@@ -146,29 +148,27 @@ class Generations:
         state = self._sessions.state(request.session)
         self._sessions.check_trading(request.session)
         known = state.lookup.find(request.question, request.choices)
-        if known is None:
-            text, choices, question = state.lookup.text_of(request.question), request.choices, None
-            try:
-                Question("ask", text, choices or None, request.max_tokens)
-            except ValueError as error:
-                raise messages.QueryError("bad_request", str(error)) from None
-        else:
+        if known is not None:
             if (ready := state.ready(known.hash, request.max_age_s)) is not None:
                 self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
-            question = known.question
-            check_computed(question)
-            text, choices = question.text, question.choices or ()
-        asked = Generate(
-            session=request.session,
-            turns=(Turn("user", text),),
-            choices=choices,
-            max_tokens=request.max_tokens,
-            question=question,
-            exact=True,
-            early_exit=request.early_exit,
-        )
+            check_computed(known.question)
+        asked = _asked(state, request, known, request.choices)
+        asked = msgspec.structs.replace(asked, early_exit=request.early_exit)
         return partial(self._computed, request.id, asked, client)
+
+    async def shown(self, request: messages.ShowPrompt) -> messages.PromptShown:
+        """What the model reads of a session."""
+        session, asked = request.session, None
+        state = self._sessions.state(session)
+        self._sessions.check_open(session)
+        if request.question:
+            asked = _asked(state, request, state.lookup.find(request.question, ()))
+        seen = await self._pending.reply(lambda number: ViewPrompt(number, session, asked))
+        assert isinstance(seen, PromptViewed)
+        return messages.PromptShown(
+            request.id, session, seen.data_version, seen.frozen, seen.sliding, seen.question
+        )
 
     async def _computed(self, number: int, asked: Generate, client: Client) -> messages.AskReply:
         """The engine's reply to ask ``number``."""
@@ -193,7 +193,14 @@ class Generations:
             raise messages.QueryError("engine", "the engine is not up")
         names = tuple(client.tenant.seen(self._sessions.states))
         return ModelCatalog(
-            model.model, model.revision, model.untrained, self._since, names, *self._limits, self._aliases
+            model.model,
+            model.revision,
+            model.untrained,
+            self._since,
+            names,
+            *self._limits,
+            self._aliases,
+            model.sampling,
         )
 
     async def count(self, request: Generate, client: Client) -> int:
@@ -353,6 +360,33 @@ class Generations:
         return msgspec.structs.replace(
             event, metadata=msgspec.structs.replace(metadata, flags=flags, **dated)
         )
+
+
+def _asked(
+    state: SessionState,
+    request: messages.Ask | messages.ShowPrompt,
+    known: Known | None,
+    choices: tuple[str, ...] = (),
+) -> Generate:
+    """The request of a question: as it stands where it is ``known``, or with these ``choices``.
+
+    Raises QueryError for one that cannot be asked.
+    """
+    question = None if known is None else known.question
+    text = state.lookup.text_of(request.question) if question is None else question.text
+    if question is None:
+        try:
+            Question("ask", text, choices or None, request.max_tokens)
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+    return Generate(
+        session=request.session,
+        turns=(Turn("user", text),),
+        choices=choices if question is None else question.choices or (),
+        max_tokens=request.max_tokens,
+        question=question,
+        exact=True,
+    )
 
 
 def _seeded(request: Generate) -> Generate:

@@ -31,6 +31,7 @@ FOR_ALL = (
     messages.Ask
     | messages.ListSessions
     | messages.Describe
+    | messages.ShowPrompt
     | messages.Answers
     | messages.ListQuestions
     | messages.Stats

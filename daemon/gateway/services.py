@@ -43,6 +43,8 @@ class Services:
                 return partial(self._sessions.sessions, request)
             case messages.Describe():
                 return partial(self._questions.describe, request)
+            case messages.ShowPrompt():
+                return partial(self._generations.shown, request)
             case messages.AddSession():
                 return partial(self._live.add, request)
             case messages.ChangeSession():

@@ -1,6 +1,7 @@
 """The examples of the Python API: short, and they run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,28 @@ port = 0
 spare_engine = false
 [recovery]
 interval = "0s"
+[bars]
+interval = "1m"
+[source]
+kind = "replay"
+[source.replay]
+file = "{bars}"
+format = "{form}"
+"""
+BARS = """time,o,h,l,c,v
+2024-08-08T14:30:00Z,1.5,2,1,1.75,3
+2024-08-08T14:31:00Z,1.75,2,1.5,2,4
+"""
+FORM = """description = "bars"
+container = "csv"
+[[records]]
+kind = "bar"
+venue = "V"
+symbol = "UP"
+unit = "shares"
+interval = "1m"
+time = { field = "time", format = "iso" }
+fields = { open = "o", high = "h", low = "l", close = "c", volume = "v" }
 """
 
 
@@ -51,10 +74,12 @@ def test_an_example_has_at_most_thirty_lines_and_is_listed(path: Path) -> None:
 
 def test_a_daemon_in_another_program_answers(tmp_path: Path) -> None:
     config = tmp_path / "foretick.toml"
-    config.write_text(CONFIG)
+    for name, text in (("bars.csv", BARS), ("bars.toml", FORM)):
+        (tmp_path / name).write_text(text)
+    config.write_text(CONFIG.format(bars=tmp_path / "bars.csv", form=tmp_path / "bars.toml"))
     shown = run("examples/embedded_daemon.py", str(config), "made-up", "Is it rising?")
     assert shown.startswith("ready: http://127.0.0.1:")
-    assert "at data version 0" in shown
+    assert re.search(r"at data version [12]\n", shown)
 
 
 def test_an_engine_answers_over_lines_that_came() -> None:

@@ -16,7 +16,7 @@ from click.testing import Result
 
 import dashboards
 from daemon.api.client import QueryClient
-from daemon.api.messages import FinishReply
+from daemon.api.messages import FinishReply, QueryError
 from daemon.cores import usable
 from flash.question import PAPER_SIX
 from tests.e2e.test_e2e_prompts import LINES, TEXT, same
@@ -232,7 +232,9 @@ async def test_a_hangup_makes_the_process_read_its_configuration_again(replaying
         configure("second", '[[sessions]]\nname = "late"\nsymbol = "V:B"\nretention_tokens = 512\n')
         await until_slowly(lambda: listed() == [SESSION, "late"])
         assert names() == ["second"]
-        assert client.ask("late", "Up?").data_version == 0
+        with pytest.raises(QueryError, match="late has read no") as refused:
+            client.ask("late", "Up?")
+        assert refused.value.code == "no_data"
         assert 'foretick_bars_total{session="late"} 0' in daemon.get("/metrics")[1]
         assert len(client.change_session("late", retention_tokens=256).sessions) == 2
         assert [each.name for each in client.remove_session("late").sessions] == [SESSION]

@@ -183,15 +183,16 @@ async def test_a_standing_question_is_answered_from_its_ready_answer(daemon: Run
         assert numbers(each) == pytest.approx(numbers(ready[name]), abs=1e-5)
 
 
-async def test_a_session_without_data_and_choices_that_are_one_are_invalid(daemon: RunningDaemon) -> None:
+async def test_choices_that_are_one_are_invalid_and_a_session_without_data_is_not_asked(
+    daemon: RunningDaemon,
+) -> None:
     same = {"type": "choice", "instructions": "Which?", "criteria": {"<|end|>a": None, " a": None}}
-    for state, question, word in (
-        ({"session": "bbb"}, QUESTIONS["noul"], "no data"),
-        (AAA, same, "same tokens"),
-    ):
-        body = {"model": "jev-latest", "state": state, "questions": {"a": question}}
-        reply = await daemon.http("POST", "/v1/systemone", body)
-        assert (reply.status, word in reply.json["detail"][0]["msg"]) == (422, True), reply
+    body = {"model": "jev-latest", "state": AAA, "questions": {"a": same}}
+    reply = await daemon.http("POST", "/v1/systemone", body)
+    assert (reply.status, "same tokens" in reply.json["detail"][0]["msg"]) == (422, True), reply
+    unread = {"state": {"session": "bbb"}, "questions": {"a": QUESTIONS["noul"]}}
+    reply = await daemon.http("POST", "/v1/systemone", body | unread)
+    assert (reply.status, reply.json["detail"]["error_type"]) == (409, "no_data"), reply
 
 
 async def test_the_tape_model_answers_its_own_questions_and_says_that_it_reads_no_words() -> None:

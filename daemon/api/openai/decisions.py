@@ -146,8 +146,7 @@ class Decisions:
     def build_response(
         self, asked: DecisionsRequest, made: ReplyIdentity, done: Sequence[Finished]
     ) -> Decision:
-        """See `Api`. Raises ApiError for a session that has no data yet."""
-        systemone.check_data(done, "model")
+        """See `Api`."""
         read, wrote = sum(each.prompt_tokens for each in done), sum(each.answer_tokens for each in done)
         kept = InputDetails(sum(each.reused_tokens for each in done))
         usage = ResponseUsage(read, kept, wrote, OutputDetails(), read + wrote)

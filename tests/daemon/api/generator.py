@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Sequence
 from math import log
 from typing import get_args
 
-import msgspec
-
 from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, TopLogprob
 from daemon.api.messages import Code, QueryError, ReplyMetadata
 from daemon.tenants import Client
@@ -34,7 +32,7 @@ SESSION = ReplyMetadata(
 class FakeGenerator:
     """Answers "Up we go". A text that is an error code fails with it; "late CODE" fails after a piece.
 
-    A scored one finds each choice half as likely as the one before. "no data" is a session without any.
+    A scored one finds each choice half as likely as the one before.
     "slow" never begins, "hangs" never ends, and "broken" is a defect. "held TEXT" waits for `release`.
     """
 
@@ -101,8 +99,6 @@ class FakeGenerator:
         if request.stream:
             yield Delta(0, " we go")
         read = SESSION if request.session else POOL
-        if text == "no data":
-            read = msgspec.structs.replace(read, data_version=0)
         length, stop = request.max_tokens == 2, request.stop[0] if request.stop else None
         yield Finished(
             id=0,

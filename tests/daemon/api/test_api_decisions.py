@@ -96,7 +96,6 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
         ({"questions": [CHOICE | {"choices": [{"value": "one"}]}]}, "questions[0].choices"),
         ({"questions": [{"type": "noul", "instructions": "Up?"}]}, "questions[0].type"),
         ({"questions": []}, "questions"),
-        ({"model": "session:btc", "input": "no data"}, "model"),
     ],
 )
 async def test_what_is_not_supported_is_said(client: Any, members: dict[str, Any], param: str) -> None:

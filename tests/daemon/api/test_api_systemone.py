@@ -160,7 +160,6 @@ BAD: list[tuple[str, dict[str, Any], list[str | int]]] = [
     ("11 levels", {"questions": {"a": SCORE | {"criteria": ["x"] * 11}}}, ["questions", "criteria"]),
     ("a null level", {"questions": {"a": SCORE | {"criteria": ["x", None]}}}, ["questions", "criteria", 1]),
     ("a map of levels", {"questions": {"a": SCORE | {"criteria": {"0": "x"}}}}, ["questions", "criteria"]),
-    ("a session without data", {"state": "no data", "model": "session:btc"}, ["state"]),
     ("what the engine refuses", {"state": "bad_request"}, []),
 ]  # fmt: skip
 

@@ -53,7 +53,7 @@ class Rig:
         self.calls: list[tuple[Any, ...]] = []
         built: Any = SimpleNamespace(
             prompt=FORMAT,
-            tapes={"s": object()},
+            tapes={"s": SimpleNamespace(live_records=1)},
             engine=SimpleNamespace(frame_limit=POSITIONS, open_prompt=lambda salt: None),
             loaded=SimpleNamespace(untrained=True),
         )

@@ -18,6 +18,7 @@ OF_A_SESSION = (
     lambda name: messages.Ask(1, name, "Up?"),
     lambda name: messages.Answers(1, name),
     lambda name: messages.ListQuestions(1, name),
+    lambda name: messages.ShowPrompt(1, name),
 )
 OF_OPERATORS = (
     lambda name: messages.SetQuestion(1, name, **QUESTION),
