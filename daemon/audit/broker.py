@@ -5,10 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.audit.file_log import FileLog
 from daemon.config.schema import Config
 from daemon.progress import Progress, decode_stored, order, session_of
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.connectors.replay import ReplayConnector
 from feeds.decoding import Undecodable
 from feeds.kafka_progress import TOPIC, read_progress
 from feeds.kafka_range import KafkaRange
@@ -46,6 +48,19 @@ def of_sources(config: Config) -> dict[str, Broker]:
     found = any_sources(config)
     if not found:
         raise SettingError("source.kafka", "records do not come from Kafka, so they cannot be read again")
+    return found
+
+
+def logs_of(config: Config) -> dict[str, Broker | FileLog]:
+    """What keeps the records of sources, by their names. Raises SettingError where nothing does."""
+    found: dict[str, Broker | FileLog] = {**any_sources(config)}
+    found |= {
+        name: FileLog(each) for name, each in config.feeds.values() if isinstance(each, ReplayConnector)
+    }
+    if not found:
+        kinds = ", ".join(sorted(name for name, _ in config.feeds.values())) or "none"
+        why = f"records come from {kinds}, which keeps none, so they cannot be read again"
+        raise SettingError("source.kind", why)
     return found
 
 

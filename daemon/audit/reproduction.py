@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from daemon.audit.broker import Broker, of_sources
+from daemon.audit.broker import Broker, logs_of
+from daemon.audit.file_log import FileLog
 from daemon.audit.session_replay import ONE, Batches, End, Replay, ReplayedVersion
 from daemon.audit.snapshot_reader import Stream, below, starts, stream_of
 from daemon.config.fingerprint import fingerprint, settings_of
@@ -187,7 +188,7 @@ async def derive(config: Config, answer: Answer, planned: ReadPlan) -> Derived:
 
     Raises CannotReproduce, SettingError, and BrokerError.
     """
-    brokers, basis, closed = of_sources(config), answer.basis or Basis(), _closed(answer)
+    brokers, basis, closed = logs_of(config), answer.basis or Basis(), _closed(answer)
     if not planned.spans:
         raise CannotReproduce("it is not known where its records are: see docs/audit.md")
     choose = partial(_choose, config, answer, planned, await _gone(brokers, planned))
@@ -303,7 +304,7 @@ def _behind(found: UsableSnapshot, basis: Basis, had: int, *, several: bool) -> 
     return ReadPlan(spans, notes=tuple(_notes(basis, left=False)), bars=basis.state_bars - had)
 
 
-async def _gone(brokers: Mapping[str, Broker], planned: ReadPlan) -> OffsetsGone | None:
+async def _gone(brokers: Mapping[str, Broker | FileLog], planned: ReadPlan) -> OffsetsGone | None:
     """The planned records that the log no longer has."""
     for (source, partition), span in planned.spans.items():
         async with _broker(brokers, source).reader() as reader:
@@ -313,10 +314,10 @@ async def _gone(brokers: Mapping[str, Broker], planned: ReadPlan) -> OffsetsGone
     return None
 
 
-def _broker(brokers: Mapping[str, Broker], source: str) -> Broker:
+def _broker(brokers: Mapping[str, Broker | FileLog], source: str) -> Broker | FileLog:
     """Raises CannotReproduce for the name of another configuration."""
     if source != ONE and source not in brokers:
-        raise CannotReproduce(f"the configuration has no Kafka source {source!r}")
+        raise CannotReproduce(f"the configuration has no source {source!r} that keeps its records")
     return brokers[source] if source != ONE else next(iter(brokers.values()))
 
 
@@ -354,10 +355,10 @@ def deterministic(config: Config) -> Config:
     return msgspec.structs.replace(config, model=model)
 
 
-async def _batches(brokers: Mapping[str, Broker], planned: ReadPlan) -> Batches:
+async def _batches(brokers: Mapping[str, Broker | FileLog], planned: ReadPlan) -> Batches:
     """What is planned, by source in batches; several partitions are merged by Kafka's times."""
     async with AsyncExitStack() as stack:
-        readers: dict[str, KafkaRange] = {}
+        readers: dict[str, KafkaRange | FileLog] = {}
         for source, _ in planned.spans:
             if source not in readers:
                 readers[source] = await stack.enter_async_context(_broker(brokers, source).reader())

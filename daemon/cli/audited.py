@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from daemon.audit.broker import of_sink, of_sources
+from daemon.audit.broker import logs_of, of_sink
 from daemon.audit.published_answers import NoSuchAnswer, by_id, in_file
 from daemon.audit.reproduction import CannotReproduce
 from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, all_of, config_option, read_config, set_option
@@ -45,7 +45,11 @@ async def find(config: Config, name: str) -> Answer:
     read = _from_file(name)
     if read is not None:
         return read
-    broker, sink = of_sink(config)
+    try:
+        broker, sink = of_sink(config)
+    except SettingError:
+        why = "and there is no [sink.kafka], whose topic would have an answer of this id"
+        raise NoSuchAnswer(f"{name}: no such file, {why}") from None
     async with broker.reader() as reader:
         return await by_id(reader, sink.topic, name)
 
@@ -62,7 +66,7 @@ async def begin_at(config: Config, basis: Basis, text: str) -> dict[tuple[str, P
 
     Raises CannotReproduce for text that is neither, or a time after all records.
     """
-    brokers, found = of_sources(config), {}
+    brokers, found = logs_of(config), {}
     for each in basis.window:
         partition = (each.topic, each.partition)
         if text.isdecimal():

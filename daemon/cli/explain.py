@@ -8,13 +8,17 @@ from typing import Any
 import click
 import msgspec
 
+from daemon.api.client import QueryClient
+from daemon.api.messages import PromptShown, QueryError
 from daemon.audit.reproduction import basis_of, derive, window_plan
 from daemon.audit.session_replay import ReplayedVersion
 from daemon.cli.audited import carry_out, configuration, find, naming_an_answer
-from daemon.cli.options import EXIT_FAILED
+from daemon.cli.options import EXIT_FAILED, query
 from daemon.config.fingerprint import settings_of
 from daemon.config.standing import questions_of
 from feeds.market_data import Answer
+
+_TRIES = 8
 
 
 @click.command("explain")
@@ -23,9 +27,15 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     """Show what ANSWER saw: its records (offsets), data version, regions with their tokens, and settings.
 
     ANSWER is an answer's id, from the answers topic, or FILE or FILE:LINE with answers in JSON. The window's
-    lines are made again from its records in Kafka.
+    lines are made again from its records, in Kafka or in the file of a replay. SESSION/QUESTION is the newest
+    answer of a running daemon, which shows what it reads: also where its source keeps no records.
     """
     config = configuration(config_path, settings)
+    session, slash, question = answer.partition("/")
+    if slash and session in {each.name for each in config.sessions} and not Path(answer).exists():
+        newest, prompt = query(config.query.endpoint, lambda client: live(client, session, question))
+        _print_live(newest, prompt, as_json=as_json)
+        return
 
     async def work() -> tuple[Answer, ReplayedVersion | None, dict[str, Any]]:
         published = await find(config, answer)
@@ -42,6 +52,29 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
         click.echo(json.dumps(shown(published, version, known)))
     else:
         _print(published, version, known)
+
+
+def live(client: QueryClient, session: str, question: str) -> tuple[Answer, PromptShown]:
+    """The newest answer to a standing question, and what the model reads then. Raises QueryError."""
+    for _ in range(_TRIES):
+        found = client.answers(session, question, 1).answers
+        prompt = client.show_prompt(session, question)
+        for answer in found:
+            if answer.data_version == prompt.data_version:
+                return answer, prompt
+    raise QueryError("timeout", f"{session} has newer data than its answers, {_TRIES} times in a row")
+
+
+def _print_live(answer: Answer, prompt: PromptShown, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins({"answer": answer, "prompt": prompt})))
+        return
+    _print_answer(answer)
+    for name in ("frozen", "sliding", "question"):
+        region = getattr(prompt, name)
+        if region is not None:
+            click.echo(f"\n{name} region, {region.tokens} tokens\n")
+            click.echo(region.text)
 
 
 def shown(published: Answer, version: ReplayedVersion, known: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +94,8 @@ def shown(published: Answer, version: ReplayedVersion, known: dict[str, Any]) ->
 def _print(published: Answer, version: ReplayedVersion, known: dict[str, Any]) -> None:
     basis = published.basis
     assert basis is not None  # it was checked
+    _print_answer(published)
     say = click.echo
-    say(f"answer    {published.answer_id}")
-    say(f"          {published.question} of {published.session} ({published.symbol}): {published.text!r}")
-    say(f"          logit gap {published.logit_gap:.9g}, flags {' '.join(published.flags) or '-'}")
-    say(f"version   {published.data_version}, as of {published.as_of}, {basis.bars} new bars")
-    say(f"model     {published.model}, revision {published.model_revision}")
     for name, ranges, bars in (
         ("new", published.inputs, basis.bars),
         ("window", basis.window, basis.window_bars),
@@ -88,6 +117,16 @@ def _print(published: Answer, version: ReplayedVersion, known: dict[str, Any]) -
     say(f"\nsettings, hash {basis.config}\n")
     for key, value in known.items():
         say(f"{key} = {value}")
+
+
+def _print_answer(published: Answer) -> None:
+    bars = "" if published.basis is None else f", {published.basis.bars} new bars"
+    say = click.echo
+    say(f"answer    {published.answer_id}")
+    say(f"          {published.question} of {published.session} ({published.symbol}): {published.text!r}")
+    say(f"          logit gap {published.logit_gap:.9g}, flags {' '.join(published.flags) or '-'}")
+    say(f"version   {published.data_version}, as of {published.as_of}{bars}")
+    say(f"model     {published.model}, revision {published.model_revision}")
 
 
 def _tokens(tokens: tuple[int, ...]) -> str:

@@ -1,0 +1,58 @@
+"""A recorded file of `[source.replay]` as a log: its records are read again by their numbers."""
+
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from feeds.connectors.replay import ReplayConnector
+from feeds.source import Incoming, Partition, Source
+from feeds.timestamps import Instant
+
+
+@dataclass(frozen=True)
+class FileLog:
+    """The file, or all files of a folder, as one partition whose offsets are the numbers of records."""
+
+    settings: ReplayConnector
+
+    def reader(self) -> Self:
+        """Itself: nothing is held open."""
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def spans(self, topics: Iterable[str]) -> dict[Partition, range]:
+        """The offsets of its only partition; where it ends shows when it is read."""
+        return {(topic, 0): range(0, 1 << 62) for topic in topics}
+
+    async def offset_at(self, partition: Partition, time_ns: int) -> int | None:
+        """Of the first record of this event time or later; None without one."""
+        later = msgspec.structs.replace(self.settings, from_=Instant(time_ns))
+        async for batch in _messages(later):
+            return batch[0].offset
+        return None
+
+    async def read(self, partition: Partition, span: range) -> AsyncGenerator[list[Incoming], None]:
+        """The records of ``span``, in order, in batches."""
+        async for batch in _messages(self.settings):
+            if found := [each for each in batch if each.offset in span]:
+                yield found
+            if batch[-1].offset >= span.stop:
+                return
+
+
+async def _messages(settings: ReplayConnector) -> AsyncGenerator[list[Incoming], None]:
+    """What the file holds, without lines that could not be used."""
+    source: Source = msgspec.structs.replace(settings, speed=0.0).open(Path(settings.file).name, 0.0)
+    await source.start()
+    async for batch in source.batches():
+        if found := [each for each in batch if each.fault is None]:
+            yield found
+    await source.stop()
