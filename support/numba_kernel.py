@@ -47,6 +47,11 @@ numba.config.CACHE_DIR = str(_DIRECTORY)
 _CACHED = _writable(_DIRECTORY)  # numba would raise an error, or write beside the sources
 
 
+def compiled_before() -> bool:
+    """Whether this version has compiled kernels on this machine; the first start takes a minute or more."""
+    return next(_DIRECTORY.rglob("*.nbi"), None) is not None
+
+
 def kernel(function: F) -> F:
     """Compile `function` with numba on its first call; types are inferred, the signature is kept for mypy."""
     return cast(F, numba.njit(cache=_CACHED, nogil=True)(function))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class HttpServer:
         metrics: Callable[[Collection[str]], bytes],
         not_ready: Callable[[], Sequence[str]],
         host: str = "127.0.0.1",
-        port: int = 0,
+        port: int | None = 0,
         more: Sequence[BaseRoute] = (),
         *,
         closing: Callable[[], None] = lambda: None,
@@ -84,7 +85,7 @@ class HttpServer:
 
         `not_ready()` lists what is missing (empty: ready). `is_stuck()`: the daemon can do nothing until it
         is restarted. ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
-        ``allowed_origins``: of web pages.
+        ``allowed_origins``: of web pages. Without a ``port`` nothing is served; 0 is any.
         """
         self._allowed_origins = frozenset(allowed_origins)
         self._metrics = metrics
@@ -108,6 +109,8 @@ class HttpServer:
 
         Where the service manager passes a socket by the name `http`, that is it, whatever host and port say.
         """
+        if self._asked_port is None:
+            return
         # Bind here: uvicorn would exit the process on failure.
         passed = inherited_socket("http", keyed=self._access.required)
         self._listener = passed or _bind(self._host, self._asked_port)
@@ -206,4 +209,5 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, f"cannot bind HTTP to {host}:{port}: {error.strerror}") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise OSError(error.errno, f"cannot bind HTTP to {host}:{port}: {why}") from None

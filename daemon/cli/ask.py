@@ -17,7 +17,13 @@ from daemon.cli.options import endpoint_option, query
     help="an allowed answer; give the option at least twice. A standing question has its own",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="seconds",
+)
 @click.option(
     "--early-exit",
     type=click.FloatRange(min=0),

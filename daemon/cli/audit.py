@@ -10,7 +10,15 @@ import msgspec
 
 from daemon.audit.broker import Broker, Group, groups_of, of_sink
 from daemon.audit.completeness import Audit, SessionAudit
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, aligned, instant, read_config, set_option
+from daemon.cli.options import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    aligned,
+    bootstrap_option,
+    instant,
+    read_config,
+    set_option,
+)
 from daemon.progress import Progress, order
 from feeds.codec import decode_message
 from feeds.connector import SettingError
@@ -37,7 +45,7 @@ class Report(msgspec.Struct, frozen=True):
 
 @click.command("audit")
 @click.argument("topic")
-@click.option("--bootstrap", help="brokers, host:port, instead of a configuration")
+@bootstrap_option("brokers, host:port, instead of a configuration")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="configuration with the sink's brokers"
 )

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import click
 import zmq
 
-from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option, tell_if_cold
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
@@ -38,6 +38,7 @@ _NAMED = 5
 def command(config_path: Path, settings: tuple[str, ...], group: int | None) -> None:
     """Check file, model, tokenizer, topics and sockets; exit with status 2 if anything is wrong."""
     problems = 0
+    tell_if_cold()
     for found in check_all(read_config(config_path, settings), group or 1):
         click.echo(f"{'ok   ' if found.ok else 'WRONG'} {found.key}: {found.message}")
         problems += not found.ok

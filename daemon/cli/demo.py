@@ -22,7 +22,7 @@ from rich.table import Table
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
-from daemon.cli.options import stopping_on_signals
+from daemon.cli.options import stopping_on_signals, tell_if_cold
 from daemon.cli.truth import Tally, Truth
 from daemon.config.schema import (
     OFF,
@@ -187,6 +187,7 @@ async def _demo(
     bootstrap = config.source.kafka.bootstrap if config.source.kafka else ""
     with stopping_on_signals(stop):
         console.print("starting the engine process ...")
+        tell_if_cold()
         began = time.monotonic()
         gateway = make_gateway(config)
         await gateway.start()

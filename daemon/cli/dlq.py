@@ -26,7 +26,7 @@ from daemon.audit.redrive import (
     contents,
     redrive,
 )
-from daemon.cli.options import EXIT_FAILED, Parsed, all_of, read_config, refuse, set_option
+from daemon.cli.options import EXIT_FAILED, Parsed, all_of, bootstrap_option, read_config, refuse, set_option
 from daemon.config.schema import Config
 from feeds.codec import header_encoding
 from feeds.connector import SettingError
@@ -45,7 +45,7 @@ _PLACE = Parsed("PARTITION:OFFSET", Place.parse)
 _where = all_of(
     click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
     click.option("--dlq", help="DLQ topic; default the configuration's, or dlq.v1"),
-    click.option("--bootstrap", help="brokers, host:port, instead of a configuration"),
+    bootstrap_option("brokers, host:port, instead of a configuration"),
     set_option,
     click.option(
         "--config", "config_path", type=click.Path(path_type=Path), help="configuration with [sink.kafka]"

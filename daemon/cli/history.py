@@ -10,14 +10,14 @@ import click
 
 from daemon.audit.broker import Broker, of_sink
 from daemon.audit.published import WRITERS, Row, Wanted, published, row_of
-from daemon.cli.options import EXIT_CONFIG, instant, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, bootstrap_option, instant, read_config, set_option
 from feeds.connector import SettingError
 from feeds.kafka_client import BrokerError
 
 
 @click.command("history")
 @click.argument("topic", required=False)
-@click.option("--bootstrap", help="brokers, host:port, instead of a configuration")
+@bootstrap_option("brokers, host:port, instead of a configuration")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="configuration with the sink's brokers"
 )

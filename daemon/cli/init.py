@@ -18,7 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from daemon.cli.options import refuse
+from daemon.cli.options import bootstrap_option, refuse
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from feeds.codec import MAX_BYTES
@@ -60,7 +60,7 @@ class Read:
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="where to write"
 )
-@click.option("--bootstrap", help="SOURCE is a topic of these brokers, host:port")
+@bootstrap_option("SOURCE is a topic of these brokers, host:port")
 @click.option("--subscribe", multiple=True, help="message to send to a WebSocket; may be repeated")
 @click.option("--seconds", type=float, default=10.0, help="how long to listen to a stream")
 @click.option("--venue", default="", help="venue of all records, if no column tells it")

@@ -14,11 +14,13 @@ import click
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
+from daemon.config.checks import check_brokers
 from daemon.config.load import Config, ConfigError, load_config
 from feeds.connector import SettingError
 from feeds.curve import Keys, key_pair
 from feeds.durations import parse_duration
 from feeds.timestamps import parse_instant
+from support import numba_kernel
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -60,6 +62,11 @@ class Parsed(click.ParamType[T]):
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def bootstrap_option(about: str) -> Callable[[C], C]:
+    """``--bootstrap``, the names of brokers."""
+    return click.option("--bootstrap", type=Parsed("host:port", check_brokers), help=about)
 
 
 def _keep(key: str) -> Callable[[click.Context, click.Parameter, Path | None], None]:
@@ -128,6 +135,19 @@ def instant(text: str) -> int | None:
         return time.time_ns() - parse_duration(text)
     except ValueError:
         return int(parse_instant(text))
+
+
+def tell_if_cold() -> None:
+    """Say on standard error why the first start takes long."""
+    if not numba_kernel.compiled_before():
+        click.echo("compiling, once for this version: this takes a minute or more", err=True)
+
+
+def reason_of(error: Exception) -> str:
+    """In words, without the number of a system's error where these say what failed."""
+    if isinstance(error, OSError) and error.strerror and error.strerror.startswith("cannot "):
+        return error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def refuse(error: Exception) -> NoReturn:

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import re
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import date as Date
 from functools import partial
@@ -16,21 +17,29 @@ import click
 import msgspec
 import numpy as np
 import uvloop
+import zmq
 from rich.console import Console
 from rich.progress import Progress
 
 from daemon.cli.bars_file import BarsFile
-from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
+from daemon.cli.options import (
+    Parsed,
+    bootstrap_option,
+    read_config,
+    reason_of,
+    refuse,
+    set_option,
+    stopping_on_signals,
+    tell_if_cold,
+)
 from daemon.cli.replay_summary import answered_line, summary_lines, too_late
 from daemon.config.checks import tables_of
 from daemon.config.schema import (
     OFF,
+    PATTERNS,
     BarsConfig,
     Config,
-    HttpConfig,
     LogConfig,
-    QueryConfig,
-    RecoveryConfig,
     SessionConfig,
 )
 from daemon.config.symbol_checks import symbol_problems
@@ -41,7 +50,7 @@ from daemon.ledger import ledger
 from daemon.logs import set_up_logging
 from daemon.ring_numbers import price_scale_for, prices_of
 from feeds.backoff import until
-from feeds.connector import SinkRoute
+from feeds.connector import SOCKET, SinkRoute
 from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
@@ -53,6 +62,8 @@ from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
 from feeds.timestamps import parse_instant
 from feeds.zmq_feed import ZmqSink
+from ingest.bar_kernel import Bars
+from ingest.lines import decimal
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +77,19 @@ JOIN_S = 0.5
 
 
 PROGRESS_EVERY_S = 0.25
+_CLOSES = 1 << 14
+"""Bars of a session of which the close is kept until their answers come."""
 
 
 class ReplayError(Exception):
     """The replay cannot run with these options."""
+
+
+def _endpoint(text: str) -> str:
+    """Raises ValueError."""
+    if re.match(SOCKET, text) is None:
+        raise ValueError(f"{text!r} is no endpoint: write {PATTERNS[SOCKET]}")
+    return text
 
 
 @click.command("replay")
@@ -90,9 +110,9 @@ class ReplayError(Exception):
     metavar="YYYY-MM-DD",
     help="day of a file whose times count from midnight, instead of the one in its name",
 )
-@click.option("--bootstrap", help="brokers, host:port (kafka)")
+@bootstrap_option("brokers, host:port (kafka)")
 @click.option("--topic", default="md.trades.v1", show_default=True, help="topic to send to (kafka, zmq)")
-@click.option("--endpoint", help="endpoint to bind (zmq)")
+@click.option("--endpoint", type=Parsed("endpoint", _endpoint), help="endpoint to bind (zmq)")
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="configuration of the daemon (inproc)"
 )
@@ -110,6 +130,11 @@ class ReplayError(Exception):
     "--every-bar",
     is_flag=True,
     help="answer every bar by itself, as for a backtest: the file waits for the answers (inproc)",
+)
+@click.option(
+    "--serve",
+    is_flag=True,
+    help="serve HTTP and the query socket where the configuration says; without it no port is bound (inproc)",
 )
 @click.option(
     "--max-late",
@@ -153,45 +178,69 @@ def replay(
     symbols: int = MAX_SYMBOLS,
     as_json: bool = False,
     every_bar: bool = False,
+    serve: bool = False,
     max_late: float = MAX_LATE,
     bars_path: Path | None = None,
     make: Callable[..., Gateway] = make_gateway,
 ) -> int:
     """Play ``file`` to the target; returns the exit status. Raises ReplayError. ``make``: for "inproc"."""
-    try:
-        form = load_format(format_name)
-        times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
-        day = None if date is None else Date.fromisoformat(date)
-    except (FormatError, ValueError) as error:
-        raise ReplayError(str(error)) from error
-    try:
-        files_of(file, form.members)[0].stat()
-    except OSError as error:
-        raise ReplayError(str(error)) from error
-    source = ReplaySource("replay", file, form, speed, from_ns=times[0], until_ns=times[1], day=day)
+    form, begin, end, day = _read_options(file, format_name, from_, until, date)
+    source = ReplaySource("replay", file, form, speed, from_ns=begin, until_ns=end, day=day)
     if target == "inproc":
         config = config or Config()
         if not config.sessions:
             config = _config_for(file, form, config, symbols, day)
-        # the numbers of a file's records are those of its lines
-        unnumbered = msgspec.structs.replace(config.source, sequence="none")
-        config = msgspec.structs.replace(config, source=unnumbered)
-        if every_bar:
-            every = msgspec.structs.replace(config.flash, every_bar=True)
-            config = msgspec.structs.replace(config, flash=every)
+        config = _alone(config, every_bar=every_bar)
+        # the progress bar replaces sys.stdout while it is shown
+        printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json, config.sessions)
+        watching = [printer.watch]
         with ExitStack() as opened:
             if bars_path is not None:
-                made = opened.enter_context(_bars_file(bars_path, config))
-                make = partial(make, watch=made.write)
-            return uvloop.run(_through_daemon(source, config, as_json, max_late, make))
+                watching.append(opened.enter_context(_bars_file(bars_path, config)).write)
+            make = partial(make, serves=serve, watch=lambda *bars: [watch(*bars) for watch in watching])
+            return uvloop.run(_through_daemon(source, config, printer, max_late, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
             raise ReplayError("--to kafka needs --bootstrap host:port")
-        return uvloop.run(_publish(source, KafkaSink("replay", bootstrap), topic, 0.0))
+        return uvloop.run(_publish(source, KafkaSink("replay", bootstrap), bootstrap, topic, 0.0))
     if not endpoint:
         raise ReplayError("--to zmq needs --endpoint tcp://host:port")
-    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, JOIN_S))
+    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), endpoint, topic, JOIN_S))
+
+
+def _read_options(
+    file: Path, format_name: str, from_: str | None, until: str | None, date: str | None
+) -> tuple[FileFormat, int | None, int | None, Date | None]:
+    """The format, the event times at which to begin and to end, ns, and the day. Raises ReplayError."""
+    try:
+        form = load_format(format_name)
+        begin, end = (None if text is None else int(parse_instant(text)) for text in (from_, until))
+    except (FormatError, ValueError) as error:
+        raise ReplayError(str(error)) from error
+    try:
+        day = None if date is None else Date.fromisoformat(date)
+    except ValueError:
+        raise ReplayError(f"--date {date} is no day such as 2024-08-08") from None
+    try:
+        for each in files_of(file, form.members):
+            each.open("rb").close()
+    except OSError as error:
+        why = f"cannot read {file}: {error.strerror}" if error.strerror else str(error)
+        raise ReplayError(why) from error
+    if begin is not None and end is not None and begin >= end:
+        raise ReplayError(f"--from {from_} is not before --until {until}: nothing would be played")
+    return form, begin, end, day
+
+
+def _alone(config: Config, *, every_bar: bool) -> Config:
+    """In this process, and apart from a daemon of this configuration: its snapshots are left alone."""
+    # the numbers of a file's records are those of its lines
+    source = msgspec.structs.replace(config.source, sequence="none")
+    flash = msgspec.structs.replace(config.flash, every_bar=config.flash.every_bar or every_bar)
+    recovery = msgspec.structs.replace(config.recovery, interval=OFF)
+    process = msgspec.structs.replace(config.process, mode="inproc")
+    return msgspec.structs.replace(config, source=source, flash=flash, recovery=recovery, process=process)
 
 
 def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Date | None) -> Config:
@@ -234,10 +283,6 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         config,
         sessions=sessions,
         bars=bars,
-        query=QueryConfig(endpoint=""),
-        http=HttpConfig(port=0),
-        recovery=RecoveryConfig(interval=OFF),
-        process=msgspec.structs.replace(config.process, mode="inproc"),
         log=LogConfig(level="warning"),
     )
     for key, why in symbol_problems(made, tables_of(made)):
@@ -259,7 +304,7 @@ def _name(key: str, among: Collection[str]) -> str:
     return symbol.lower() if alone else f"{venue}-{symbol}".lower()
 
 
-async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) -> int:
+async def _publish(source: ReplaySource, sink: Sink, where: str, topic: str, join_s: float) -> int:
     stop = asyncio.Event()
     outcome: Counter[str] = Counter()
 
@@ -272,7 +317,10 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             log.error("refused: %s", error)
 
     with stopping_on_signals(stop):
-        await until(stop, sink.start())
+        try:
+            await until(stop, sink.start())
+        except (OSError, zmq.ZMQError) as error:
+            raise ReplayError(f"cannot send to {where}: {error.strerror or error}") from error
         await asyncio.sleep(join_s)
         await source.start()
 
@@ -295,43 +343,46 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
 
 def _bars_file(path: Path, config: Config) -> BarsFile:
     """The file of ``--bars``. Raises ReplayError."""
-    if config.process.mode != "inproc":
-        raise ReplayError('--bars needs process.mode = "inproc"')
     symbols = {session.name: session.symbols for session in config.sessions}
     try:
         return BarsFile(path, symbols, {session.name: session.scale for session in config.sessions})
     except OSError as error:
-        raise ReplayError(f"--bars: {error}") from error
+        raise ReplayError(f"--bars: cannot write {path}: {error.strerror}") from error
 
 
 async def _through_daemon(
-    source: ReplaySource, config: Config, as_json: bool, max_late: float, make: Callable[..., Gateway]
+    source: ReplaySource,
+    config: Config,
+    printer: "AnswerPrinter",
+    max_late: float,
+    make: Callable[..., Gateway],
 ) -> int:
     set_up_logging(config.log, "replay")
+    tell_if_cold()
     stop = asyncio.Event()
-    # the progress bar replaces sys.stdout while it is shown
-    printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json)
     with stopping_on_signals(stop):
         gateway = make(config, source=source, routes=[SinkRoute(printer, "answers")])
         try:
             await gateway.start()
-            async with showing_progress(source, shown=not as_json):
+            async with showing_progress(source, shown=not printer.as_json):
                 await until(stop, gateway.finish())
         except Exception as error:
-            raise ReplayError(f"{type(error).__name__}: {error}") from error
+            raise ReplayError(reason_of(error)) from error
         finally:
             clean = await gateway.stop()
             found = ledger(gateway.store)
     if found.read.unknown_symbol:
         read = ", ".join(session.symbol for session in config.sessions)
         click.echo(f"{found.read.unknown_symbol} records of other symbols than {read} were skipped", err=True)
-    out = sys.stderr if as_json else sys.stdout
+    out = sys.stderr if printer.as_json else sys.stdout
     print("\n".join(summary_lines(found)), file=out)
-    print(answered_line(gateway.store), file=out)
+    print(answered_line(gateway.store, found), file=out)
     print(f"{printer.count} answers, {source.malformed_lines} malformed lines", file=out)
     _tell_unused(source)
     late = {session.name: session.bars(config.bars).late for session in config.sessions}
     complaints = too_late(found, max_late, late)
+    if not (found.read.received or stop.is_set()):
+        complaints.append("nothing was played: no record of the file is between --from and --until")
     for complaint in complaints:
         click.echo(complaint, err=True)
     return 1 if complaints or not clean else 0
@@ -370,13 +421,33 @@ async def showing_progress(source: ReplaySource, shown: bool = True) -> AsyncIte
 
 
 class AnswerPrinter:
-    """A sink that prints one line per answer, as text or as it is published."""
+    """A sink that prints one line per answer, as text or as it is published.
+
+    A line has the opening and the close of the newest bar, as far as `watch` has seen the bars of
+    ``sessions``: their newest ones are kept.
+    """
 
     name = "print"
 
-    def __init__(self, write: Callable[[str], object], as_json: bool = False) -> None:
-        self._write, self._as_json = write, as_json
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        as_json: bool = False,
+        sessions: Sequence[SessionConfig] = (),
+    ) -> None:
+        self._write, self.as_json = write, as_json
+        self._sessions = {each.name: each for each in sessions}
+        self._closes: dict[str, OrderedDict[int, str]] = {name: OrderedDict() for name in self._sessions}
         self.count = 0
+
+    def watch(self, session: str, bars: Bars) -> None:
+        """Note the closes of BAR [n] of a session. The data plane's thread, before they are answered."""
+        settings, closes = self._sessions[session], self._closes[session]
+        for bar in bars:
+            price = decimal(int(bar["c"]), settings.price_decimals, settings.scale)
+            closes[int(bar["ts_open"])] = price
+            if len(closes) > _CLOSES:
+                closes.popitem(last=False)
 
     async def start(self) -> None:
         """Nothing to connect."""
@@ -385,16 +456,27 @@ class AnswerPrinter:
         """Print the answer."""
         answer = _answers.decode(payload)
         self.count += 1
-        if self._as_json:
+        if self.as_json:
             self._write(f"{payload.decode()}\n")
             return
         flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""
         sure = "" if answer.probability is None else f"probability {answer.probability:.3f}, "
-        version = f"{np.datetime64(answer.as_of // 1000, 'us')}Z v{answer.data_version}"
         self._write(
-            f"{answer.symbol} {version} {answer.question}: {answer.text} "
+            f"{answer.symbol} {self._bar(answer)}v{answer.data_version} {answer.question}: {answer.text} "
             f"({sure}gap {answer.logit_gap:.3f}){flags}\n"
         )
+
+    def _bar(self, answer: Answer) -> str:
+        """Its newest bar; of a line that is none, and of bars that were not watched, just its time."""
+        openings = answer.answer_id.rpartition(":")[2].split(",")
+        opened = max((int(each) for each in openings if each.isdecimal()), default=answer.as_of)
+        closes = self._closes.get(answer.session)
+        price = None if closes is None else closes.get(opened)
+        at = np.datetime64(opened if price is not None else answer.as_of, "ns")
+        text = str(at)
+        for end in (".000000000", "000000", "000"):
+            text = text.removesuffix(end) if "." in text else text
+        return f"{text}Z {'' if price is None else f'{price} '}"
 
     async def stop(self) -> None:
         """Nothing to close."""

@@ -19,17 +19,20 @@ def summary_lines(found: Ledger) -> list[str]:
     return [*lines, f"{lost} records did not reach a session's bars"] if lost else lines
 
 
-def answered_line(store: MetricStore) -> str:
-    """How many bars there were, and how many of them have no answers of their own."""
+def answered_line(store: MetricStore, kept: Ledger) -> str:
+    """How many bars were read, and have answers of their own or not, and how many records were late."""
 
     def total(name: str) -> int:
         full = f"foretick_{name}_total"
         return sum(int(store.value(full, **labels)) for labels in store.series(BY_NAME[full]))
 
-    found, joined = f"{total('bars')} bars, {total('versions')} data versions", total("flash_coalesced")
-    if not joined:
+    bars, joined, skipped = total("bars"), total("flash_coalesced"), total("bars_skipped")
+    late = sum(each.late - each.amended for each in kept.sessions)
+    passed = joined + skipped
+    found = f"{bars} bars read: {bars - passed} answered, {passed} passed by, {late} records late"
+    if not passed:
         return found
-    return f"{found}; {joined} bars were answered only with a later one: --every-bar answers each"
+    return f"{found}; a bar that is passed by is answered only with a later one: --every-bar answers each"
 
 
 def too_late(found: Ledger, max_percent: float, late: Mapping[str, str]) -> list[str]:

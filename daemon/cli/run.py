@@ -18,6 +18,7 @@ from daemon.cli.options import (
     config_option,
     overrides_of,
     read_config,
+    reason_of,
     set_option,
     stopping_on_signals,
 )
@@ -29,6 +30,7 @@ from daemon.gateway.wiring import make_gateway
 from daemon.logs import set_up_logging
 from feeds.backoff import until
 from feeds.connector import SettingError
+from support import numba_kernel
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ def serve(config: Config, read_again: Callable[[], Config]) -> int:
     set_up_logging(config.log, "gateway")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session has two files for its metrics
+    if not numba_kernel.compiled_before():
+        log.info("compiling, once for this version: this takes a minute or more")
     for warning in exposure_warnings(config):
         log.warning("%s", warning)
     try:
@@ -78,7 +82,7 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
             log.error("%s", error)
             status = EXIT_CONFIG
         except Exception as error:
-            log.error("%s: %s", type(error).__name__, error)
+            log.error("%s", reason_of(error))
             status = EXIT_FAILED
         clean = await gateway.stop()
         return status or (0 if clean else EXIT_FAILED)

@@ -376,12 +376,18 @@ def _standby(config: Config) -> Iterator[KeyProblem]:
 
 def _brokers_named(config: Config) -> Iterator[KeyProblem]:
     for table, connector in connectors_of(config).items():
-        for broker in filter(None, _brokers(getattr(connector, "bootstrap", ""))):
-            if not _is_broker(broker):
-                yield (
-                    f"{table}.bootstrap",
-                    f"{broker!r} is no broker: write host:port, such as kafka.corp:9092",
-                )
+        try:
+            check_brokers(getattr(connector, "bootstrap", ""))
+        except ValueError as error:
+            yield f"{table}.bootstrap", str(error)
+
+
+def check_brokers(text: str) -> str:
+    """``text``, which names brokers. Raises ValueError for the first that is none."""
+    for broker in filter(None, _brokers(text)):
+        if not _is_broker(broker):
+            raise ValueError(f"{broker!r} is no broker: write host:port, such as kafka.corp:9092")
+    return text
 
 
 def _is_broker(text: str) -> bool:

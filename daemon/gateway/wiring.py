@@ -155,17 +155,17 @@ def make_gateway(
     commit_every_s: float = COMMIT_EVERY_S,
     restart_after_s: Sequence[float] = RESTART_AFTER_S,
     spare_after_s: float = SPARE_AFTER_S,
+    serves: bool = True,
 ) -> Gateway:
     """A daemon of this configuration, on the running event loop; not started.
 
-    ``source`` (one or several) and ``routes`` replace the configured ones (demo, replay); ``connect``,
-    ``executor`` and ``engine_command`` replace the engine or a part of it (tests). ``watch`` sees the bars of
-    an engine in this process. Raises SettingError.
+    ``source`` (one or several), ``routes``, ``connect``, ``executor`` and ``engine_command`` replace what is
+    configured. ``watch`` sees an inproc engine's bars; ``serves``: ports are bound. Raises SettingError.
     """
     cores = cores_of(config, usable())
     processes = EngineProcesses(
         config,
-        frozenset[int]() if cores is None else cores.engine,
+        frozenset() if cores is None else cores.engine,
         command=engine_command,
         spare=config.process.spare_engine,
         after_s=spare_after_s,
@@ -174,7 +174,7 @@ def make_gateway(
     data = _data_way(base, commit_every_s)
     requests = _request_way(base, data)
     connect = connect or partial(_connect, base, data, processes, executor, watch)
-    http, query, agents, status = _servers(base, data, requests)
+    http, query, agents, status = _servers(base, data, requests, serves=serves)
     return Gateway(
         cores=cores,
         store=base.store,
@@ -436,7 +436,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
 
 
 def _servers(
-    base: _Base, data: _DataWay, way: _RequestWay
+    base: _Base, data: _DataWay, way: _RequestWay, *, serves: bool
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
     config, store, events = base.config, base.store, data.events
     host = HostMetrics(config, store)
@@ -462,7 +462,7 @@ def _servers(
         status.metrics,
         status.not_ready,
         config.http.host,
-        config.http.port,
+        config.http.port if serves else None,
         [
             *api_routes(requests, events, way.pushes, status.health, base.access, max_messages=messages),
             *generation_routes(way.generator, count),
@@ -476,7 +476,7 @@ def _servers(
         is_stuck=status.is_stuck,
         allowed_origins=config.http.allowed_origins,
     )
-    if not config.query.endpoint:
+    if not (config.query.endpoint and serves):
         return http, None, agents, status
     query = QueryServer(
         way.answer,

@@ -38,7 +38,7 @@ from tests.kit.samples import SAMPLES, Sample, write
 
 INPROC = ("--to", "inproc", "--speed", "0")
 LINE = re.compile(
-    r"^(\S+) \d{4}-\d\d-\d\dT[\d:.]+Z v(\d+) (\w+): (.*) "
+    r"^(\S+) \d{4}-\d\d-\d\dT[\d:.]+Z [\d.]+ v(\d+) (\w+): (.*) "
     r"\((?:probability [01]\.\d{3}, )?gap [\d.]+\)(?: \[(.*)\])?$"
 )
 
