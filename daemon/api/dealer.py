@@ -97,7 +97,7 @@ class Handshakes(Generic[S]):
         self.events.connect(address)
         self.refused = ""
         """Why there is no connection, as long as none has succeeded since."""
-        self.doubt = ""
+        self.doubt = "; is a daemon running there?"
         """What may be wrong, as long as none has succeeded since."""
 
     def note(self, frames: list[bytes]) -> None:

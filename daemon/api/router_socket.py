@@ -78,7 +78,7 @@ class RouterSocket:
             socket.bind(self.endpoint)
         except zmq.ZMQError as error:
             await self.close()
-            why = f"cannot bind the query socket to {self.endpoint}: {error.strerror}"
+            why = f"cannot bind the query socket to {self.endpoint}: {zmq.strerror(error.errno or 0)}"
             raise OSError(error.errno, why) from None
         self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

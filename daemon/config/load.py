@@ -9,6 +9,7 @@ that names the key and, unless it came from the file, where its value came from.
 import os
 import re
 import tomllib
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +20,9 @@ from msgspec import inspect
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, ConfigProblem
 from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at
-from daemon.config.schema import Config, SymbolsConfig, Table
+from daemon.config.schema import PATTERNS, Config, SymbolsConfig, Table
 from feeds.decimals import Fixed, parse_fixed
+from feeds.decoding import shortened
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES
@@ -40,6 +42,9 @@ POLICIES = {"DEFAULT_VLLM" if name == "vllm" else name.upper().replace("-", "_")
 _FINER_TIME = re.compile(r"^[^#\"'\n]*=\s*\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d\.\d{6}\d*[1-9]", re.MULTILINE)
 """A time that is no text, with digits that `tomllib` drops."""
 _TABLE = re.compile(r"(sessions|patterns)\[\d+\]")
+_PATTERN = re.compile(r"Expected `str` matching regex (.*)")
+_SHOWN = 80
+"""Characters of a value in a message."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -171,7 +176,12 @@ def _explain(
     elif what.startswith("Invalid enum value") and isinstance(
         found := bare(type_at(kind, steps)), inspect.LiteralType
     ):
-        what = f"must be one of {', '.join(map(str, found.values))}, not {_value_at(values, steps)!r}"
+        given = shortened(repr(_value_at(values, steps)), _SHOWN)
+        what = f"must be one of {', '.join(map(str, found.values))}, not {given}"
+    elif pattern := _PATTERN.fullmatch(what):
+        given = shortened(repr(_value_at(values, steps)), _SHOWN)
+        wanted = PATTERNS.get(literal_eval(pattern[1]), f"text that matches {pattern[1]}")
+        what = f"expected {wanted}, got {given}"
     origin = origins.get(key.replace("[", ".").replace("]", ""))
     return ConfigProblem(
         key, (what[:1].lower() + what[1:]).replace("`", "") + (f" (from {origin})" if origin else "")
