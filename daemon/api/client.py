@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from daemon.api import messages
-from daemon.api.dealer import CurvePair, Handshakes, connect
+from daemon.api.dealer import CurvePair, connect
 from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, decode_reply, encode
 from daemon.api.subscriptions import AsyncEventStream, EventStream, subscription
 from feeds.decoding import Undecodable
@@ -125,8 +125,7 @@ class QueryClient(Methods):
         self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
         self._number = 0
         self._context = zmq.Context()
-        self._socket = connect(self._context, endpoint, keys)
-        self._handshakes = Handshakes(self._socket, endpoint, keys)
+        self._socket, self._handshakes = connect(self._context, endpoint, keys)
         self._poller = zmq.Poller()
         for each in (self._socket, self._handshakes.events):
             self._poller.register(each, zmq.POLLIN)
@@ -181,18 +180,21 @@ class QueryClient(Methods):
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
+            # so is a connection that was refused
+            self._watch()
             raise QueryError("timeout", f"{self._endpoint} accepts no further requests") from None
+
+    def _watch(self) -> None:
+        while self._handshakes.events.poll(0):
+            self._handshakes.note(self._handshakes.events.recv_multipart())
+        self._handshakes.check()
 
     def _receive(self, deadline: float) -> object:
         while not self._socket.poll(0):
-            if self._handshakes.refused:
-                raise _unauthenticated(self._handshakes.refused)
+            self._watch()
             left_ms = int((deadline - time.monotonic()) * 1000)
-            ready = dict(self._poller.poll(left_ms)) if left_ms > 0 else {}
-            if not ready:
-                raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt)
-            if (events := self._handshakes.events) in ready:
-                self._handshakes.note(events.recv_multipart())
+            if left_ms <= 0 or not self._poller.poll(left_ms):
+                raise self._handshakes.no_reply(self._timeout_s)
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:
@@ -224,8 +226,7 @@ class AsyncQueryClient(Methods):
         self._number = 0
         self._reading: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context()
-        self._socket = connect(self._context, endpoint, keys, identity)
-        self._handshakes = Handshakes(self._socket, endpoint, keys)
+        self._socket, self._handshakes = connect(self._context, endpoint, keys, identity)
 
     async def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
@@ -275,24 +276,26 @@ class AsyncQueryClient(Methods):
     async def _exchange(self, request: Sent) -> _Received:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_all())
-        if self._handshakes.refused:
-            raise _unauthenticated(self._handshakes.refused)
+        self._handshakes.check()
         self._number += 1
         number = self._number
         sent = _encoded(request, number)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        sending = self._socket.send(sent)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._socket.send(sent)
+                # a connection that was refused never takes it: then the reply fails
+                await asyncio.wait((sending, reply), return_when=asyncio.FIRST_COMPLETED)
                 found: _Received = await reply
                 return found
         except TimeoutError:
             self._cancel(number)
-            raise _no_reply(self._endpoint, self._timeout_s, self._handshakes.doubt) from None
+            raise self._handshakes.no_reply(self._timeout_s) from None
         except asyncio.CancelledError:
             self._cancel(number)
             raise
         finally:
+            sending.cancel()
             del self._waiting[number]
 
     def _cancel(self, request: int) -> None:
@@ -312,7 +315,7 @@ class AsyncQueryClient(Methods):
         while True:
             self._handshakes.note(await self._handshakes.events.recv_multipart())
             if self._handshakes.refused:
-                self._fail(_unauthenticated(self._handshakes.refused))
+                self._fail(QueryError("unauthenticated", self._handshakes.refused))
 
     async def _read(self) -> None:
         while True:
@@ -345,14 +348,6 @@ def _encoded(request: Sent, number: int) -> bytes:
         why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
         raise QueryError("too_long", why)
     return sent
-
-
-def _unauthenticated(why: str) -> QueryError:
-    return QueryError("unauthenticated", why)
-
-
-def _no_reply(endpoint: str, within_s: float, doubt: str) -> QueryError:
-    return QueryError("timeout", f"no reply from {endpoint} within {within_s:g} s{doubt}")
 
 
 def _unreadable(endpoint: str, error: Undecodable) -> QueryError:

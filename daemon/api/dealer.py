@@ -53,9 +53,12 @@ class ClientKeys:
             raise QueryError("bad_request", f"the keys cannot be read: {error}") from None
 
 
-def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, identity: bytes = b"") -> S:
-    """A socket that connects, now or as soon as the daemon is there. Raises QueryError, and ends ``context``.
+def connect(
+    context: zmq.Context[S], endpoint: str, keys: CurvePair | None, identity: bytes = b""
+) -> tuple[S, Handshakes[S]]:
+    """A socket that connects, now or as soon as the daemon is there, and how its handshakes end.
 
+    Raises QueryError, and ends ``context``.
     ``identity``: the connection's name at the daemon, unique among its clients; by default it gets one.
     """
     # DEALER, not REQ: the socket stays usable after a timeout, and the id identifies a late reply
@@ -66,6 +69,8 @@ def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, iden
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _GONE_MS)
     if identity:
         socket.setsockopt(zmq.IDENTITY, identity)
+    # before it connects: libzmq tries no second time after a refusal, so none may be missed
+    handshakes = Handshakes(socket, endpoint, keys)
     try:
         if keys is not None:
             socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
@@ -73,11 +78,12 @@ def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, iden
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
+        handshakes.close()
         socket.close()
         context.term()
         why = f"{endpoint} is not an address to connect to: {error.strerror}"
         raise QueryError("bad_request", why) from None
-    return socket
+    return socket, handshakes
 
 
 class Handshakes(Generic[S]):
@@ -116,6 +122,15 @@ class Handshakes(Generic[S]):
                 self.doubt = "; its connections end during the handshake"
                 if self._keys is not None:
                     self.doubt += ", as where the server key is not the daemon's"
+
+    def check(self) -> None:
+        """Raises QueryError where there is no connection, and will be none."""
+        if self.refused:
+            raise QueryError("unauthenticated", self.refused)
+
+    def no_reply(self, within_s: float) -> QueryError:
+        """What is wrong when nothing came in time."""
+        return QueryError("timeout", f"no reply from {self._endpoint} within {within_s:g} s{self.doubt}")
 
     def close(self) -> None:
         """Watch no longer; before the socket is closed."""

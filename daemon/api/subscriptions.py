@@ -16,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from daemon.api.dealer import CurvePair, connect
+from daemon.api.dealer import CurvePair, Handshakes, connect
 from daemon.api.messages import (
     Ended,
     ErrorReply,
@@ -138,9 +138,11 @@ class _Stream:
         identity: bytes = b"",
         beat_s: float = BEAT_S,
     ) -> None:
-        self._feed, self._endpoint, self._context = Feed(chosen, beat_s), endpoint, context
+        self._feed, self._context = Feed(chosen, beat_s), context
         self._ahead: list[SubscriptionUpdate | LostMessage] = []
-        self._socket: Any = connect(context, endpoint, keys, identity)
+        self._socket: Any
+        self._handshakes: Handshakes[Any]
+        self._socket, self._handshakes = connect(context, endpoint, keys, identity)
 
     @property
     def last(self) -> str:
@@ -154,6 +156,7 @@ class _Stream:
 
     def close(self) -> None:
         """End the subscription."""
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
@@ -166,13 +169,16 @@ class EventStream(_Stream):
     ) -> None:
         """Raises QueryError if the daemon refuses, or has not confirmed within ``timeout_s``."""
         super().__init__(zmq.Context(), endpoint, chosen, keys)
+        self._poller = zmq.Poller()
+        for each in (self._socket, self._handshakes.events):
+            self._poller.register(each, zmq.POLLIN)
         try:
             until = time.monotonic() + timeout_s
             while not self._feed.confirmed:
                 if (item := self._step(until)) is not None:
                     self._ahead.append(item)
                 elif time.monotonic() >= until:
-                    raise QueryError("timeout", f"no reply from {endpoint} within {timeout_s:g} s")
+                    raise self._handshakes.no_reply(timeout_s)
         except BaseException:
             self.close()
             raise
@@ -204,7 +210,11 @@ class EventStream(_Stream):
         if (due := self._feed.due(now)) is not None:
             self._send(due)
         wait_s = self._feed.wait_s(now) if until is None else min(self._feed.wait_s(now), until - now)
-        if not self._socket.poll(max(0, round(wait_s * 1000))):
+        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
+        if self._handshakes.events in ready:
+            self._handshakes.note(self._handshakes.events.recv_multipart())
+            self._handshakes.check()
+        if self._socket not in ready:
             return None
         found = self._feed.on_event(self._socket.recv())
         if isinstance(found, SubscriptionUpdate | LostMessage) or found is None:
@@ -236,6 +246,9 @@ class AsyncEventStream(_Stream):
         ``beat_s``: how often it looks whether the daemon still has the subscription.
         """
         super().__init__(zmq.asyncio.Context(), endpoint, chosen, keys, identity, beat_s)
+        self._poller = zmq.asyncio.Poller()
+        for each in (self._socket, self._handshakes.events):
+            self._poller.register(each, zmq.POLLIN)
 
     async def begin(self, timeout_s: float) -> None:
         """Wait until the daemon has confirmed. Raises QueryError, after closing."""
@@ -246,7 +259,7 @@ class AsyncEventStream(_Stream):
                         self._ahead.append(item)
         except TimeoutError:
             self.close()
-            raise QueryError("timeout", f"no reply from {self._endpoint} within {timeout_s:g} s") from None
+            raise self._handshakes.no_reply(timeout_s) from None
         except BaseException:
             self.close()
             raise
@@ -270,7 +283,11 @@ class AsyncEventStream(_Stream):
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             await self._send(due)
-        if not await self._socket.poll(max(1, round(self._feed.wait_s(now) * 1000))):
+        ready = dict(await self._poller.poll(max(1, round(self._feed.wait_s(now) * 1000))))
+        if self._handshakes.events in ready:
+            self._handshakes.note(await self._handshakes.events.recv_multipart(zmq.NOBLOCK))
+            self._handshakes.check()
+        if self._socket not in ready:
             return None
         found = self._feed.on_event(await self._socket.recv(zmq.NOBLOCK))
         if isinstance(found, SubscriptionUpdate | LostMessage) or found is None:

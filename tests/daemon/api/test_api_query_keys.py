@@ -1,6 +1,7 @@
 """CURVE keys at the query socket: none, a wrong one, a right one, one that is removed, and other daemons."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -124,6 +125,11 @@ def asked(endpoint: str, own: Keys | None, timeout_s: float = 20.0) -> None:
         client.sessions()
 
 
+def subscribed(endpoint: str, own: Keys | None, timeout_s: float = 20.0) -> None:
+    with QueryClient(endpoint, timeout_s, keys=own) as client, client.subscribe():
+        pass
+
+
 @pytest.mark.parametrize(
     ("own", "reason", "told"), [(None, "missing", "asks for keys"), (STRANGER, "unknown", "does not know")]
 )
@@ -136,11 +142,51 @@ async def test_without_a_known_key_nothing_is_answered_and_the_attempt_counted(
             with pytest.raises(QueryError, match=told) as refused:
                 await client.request(ListSessions(1))
             assert refused.value.code == "unauthenticated"
+        with pytest.raises(QueryError, match=told):
+            await client.subscribe()
         await until(lambda: daemon.refusals(reason) >= 1)
-    with pytest.raises(QueryError, match=told):
-        await asyncio.to_thread(asked, daemon.server.endpoint, own)
+    for use in asked, subscribed:
+        with pytest.raises(QueryError, match=told):
+            await asyncio.to_thread(use, daemon.server.endpoint, own)
     assert not daemon.clients
     assert daemon.refusals({"missing": "unknown", "unknown": "missing"}[reason]) == 0
+
+
+async def test_a_refusal_that_comes_before_the_first_request_is_not_missed(
+    daemons: list[Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the program waits after its socket has begun to connect: on a busy machine that happens."""
+    connects = zmq.Socket.connect
+
+    def slowly(socket: zmq.Socket, address: str) -> None:
+        connects(socket, address)
+        if address.startswith("tcp:"):
+            time.sleep(0.3)
+
+    monkeypatch.setattr(zmq.Socket, "connect", slowly)
+    endpoint = daemons[0].server.endpoint
+    for use in asked, subscribed:
+        with pytest.raises(QueryError, match="asks for keys"):
+            await asyncio.to_thread(use, endpoint, None)
+    client = await asyncio.to_thread(AsyncQueryClient, endpoint)  # while the daemon's loop runs
+    async with client:
+        with pytest.raises(QueryError, match="asks for keys"):
+            await client.sessions()
+
+
+async def test_a_stream_ends_when_its_daemon_comes_back_with_other_keys(daemons: list[Daemon]) -> None:
+    daemon = daemons[0]
+    client = daemon.client(SEER)
+    async with client, await client.subscribe() as stream:
+        await daemon.server.stop()
+        daemon.tenants.replace(TABLES)
+        again = QueryServer(
+            daemon.queries.answer, daemon.server.endpoint, events=daemon.events, access=daemon.access, keys=DAEMON
+        )
+        await again.start(Tasks())
+        with pytest.raises(QueryError, match="does not know"):
+            await asyncio.wait_for(anext(stream), 60)
+        await again.stop()
 
 
 async def test_keys_that_no_daemon_asks_for_are_refused() -> None:
@@ -154,17 +200,19 @@ async def test_keys_that_no_daemon_asks_for_are_refused() -> None:
     )
     await plain.start(Tasks())
     try:
-        with pytest.raises(QueryError, match="takes no keys"):
-            await asyncio.to_thread(asked, plain.endpoint, DESK)
+        for use in asked, subscribed:
+            with pytest.raises(QueryError, match="takes no keys"):
+                await asyncio.to_thread(use, plain.endpoint, DESK)
     finally:
         await plain.stop()
 
 
 async def test_a_server_key_that_is_not_the_daemon_s_is_suspected(daemons: list[Daemon]) -> None:
     """The client cannot know: what the daemon cannot decrypt it answers by closing the connection."""
-    with pytest.raises(QueryError, match="the server key") as refused:
-        await asyncio.to_thread(asked, daemons[0].server.endpoint, Keys(*zmq.curve_keypair(), SECRET), 1.0)
-    assert refused.value.code == "timeout"
+    for use in asked, subscribed:
+        with pytest.raises(QueryError, match="the server key") as refused:
+            await asyncio.to_thread(use, daemons[0].server.endpoint, Keys(*zmq.curve_keypair(), SECRET), 1.0)
+        assert refused.value.code == "timeout"
 
 
 async def test_a_key_that_is_removed_is_refused_on_its_connection_and_one_that_is_added_gets_in(
