@@ -17,9 +17,14 @@ from setuptools.command.build_py import build_py
 
 TREE = Path(__file__).resolve().parents[2]
 MODULES = {
+    "daemon.api.blocking": "blocking",
     "daemon.api.client": "client",
     "daemon.api.dealer": "dealer",
+    "daemon.api.http_calls": "http_calls",
+    "daemon.api.http_exchange": "http_exchange",
     "daemon.api.messages": "messages",
+    "daemon.api.operations": "operations",
+    "daemon.api.socket_calls": "socket_calls",
     "daemon.api.subscriptions": "subscriptions",
     "feeds.decimals": "decimals",
     "feeds.decoding": "decoding",
@@ -27,18 +32,18 @@ MODULES = {
     "flash.question": "questions",
 }
 """Modules of the tree, and their names in the package."""
-ALLOWED = {*sys.stdlib_module_names, "foretick_client", "msgspec", "zmq"}
-_FROM = re.compile(r"^from (\S+) import", re.M)
+ALLOWED = {*sys.stdlib_module_names, "foretick_client", "httpx2", "msgspec", "zmq"}
+_FROM = re.compile(r"^( *)from (\S+) import", re.M)
 
 
 def renamed(source: str) -> str:
     """A module's text, with its imports from the package. Raises ValueError for one that is not in it."""
 
     def replace(found: re.Match[str]) -> str:
-        name = found[1]
+        indent, name = found.groups()
         if name == "daemon.api":  # `from daemon.api import messages`
-            return "from foretick_client import"
-        return f"from foretick_client.{MODULES[name]} import" if name in MODULES else found[0]
+            return f"{indent}from foretick_client import"
+        return f"{indent}from foretick_client.{MODULES[name]} import" if name in MODULES else found[0]
 
     made = _FROM.sub(replace, source)
     for node in ast.walk(ast.parse(made)):

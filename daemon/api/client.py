@@ -1,33 +1,61 @@
-"""Clients of the query socket: `QueryClient` blocks, `AsyncQueryClient` awaits many requests at a time.
+"""Clients of a daemon: `QueryClient` blocks, `AsyncQueryClient` awaits many requests at a time.
 
-`Methods` says what both can ask, once: each method makes a message, and the client's ``call`` sends it.
+Both speak over the query socket or over HTTP, as the address says. `Methods` says what they can ask, once:
+each method makes a message, and the client's ``call`` sends it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from daemon.api import messages
-from daemon.api.dealer import CurvePair, connect
-from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, decode_reply, encode
+from daemon.api.blocking import BlockingCalls
+from daemon.api.dealer import CurvePair
+from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, Subscribe
+from daemon.api.socket_calls import AsyncSocketCalls, Received, Sent, SocketCalls
 from daemon.api.subscriptions import AsyncEventStream, EventStream, subscription
-from feeds.decoding import Undecodable
+
+if TYPE_CHECKING:
+    from daemon.api.http_calls import HttpCalls
 
 Data = bytes | Sequence[Mapping[str, object]]
 """Records to push: as they are, or as maps."""
-Sent = ClientRequest | messages.Hello
+_HTTP = ("http://", "https://")
 P = ParamSpec("P")
 R = TypeVar("R", bound=msgspec.Struct)
-_Received = Reply | messages.Control
+Keys = CurvePair | str
+"""CURVE keys of a query socket, or an API key of HTTP."""
+
+
+class Calls(Protocol):
+    """How a `QueryClient` reaches its daemon. All raise QueryError where there is no reply."""
+
+    def exchange(self, request: Sent) -> Received:
+        """The reply, errors included."""
+
+    def subscribe(self, chosen: Subscribe) -> EventStream:
+        """A subscription, which has begun."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class AsyncCalls(Protocol):
+    """The same for an `AsyncQueryClient`."""
+
+    async def exchange(self, request: Sent) -> Received:
+        """The reply, errors included."""
+
+    async def subscribe(self, chosen: Subscribe) -> AsyncEventStream:
+        """A subscription, which has begun."""
+
+    async def close(self) -> None:
+        """Close the connection."""
 
 
 class Method(Generic[P, R]):
@@ -117,37 +145,29 @@ class QueryClient(Methods):
     A request that is given up, because its time is up or by Ctrl-C, is cancelled at the daemon, too.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float = 30.0, *, keys: CurvePair | None = None) -> None:
-        """`timeout_s` bounds every request, with the connection. `keys`: where the daemon asks for them.
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float = 30.0,
+        *,
+        keys: Keys | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``endpoint``: of the query socket, or ``http://HOST:PORT``, ``https://HOST:PORT``.
 
-        Raises QueryError.
+        ``timeout_s`` bounds every request, with the connection. ``keys``: where the daemon asks for them,
+        CURVE keys or, over HTTP, an API key. ``tls``: which certificates are trusted; by default those of
+        known authorities. Raises QueryError.
         """
-        self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
-        self._number = 0
-        self._context = zmq.Context()
-        self._socket, self._handshakes = connect(self._context, endpoint, keys)
-        self._poller = zmq.Poller()
-        for each in (self._socket, self._handshakes.events):
-            self._poller.register(each, zmq.POLLIN)
+        self._calls: Calls
+        if endpoint.startswith(_HTTP):
+            self._calls = BlockingCalls(_http_calls(endpoint, timeout_s, keys, tls))
+        else:
+            self._calls = SocketCalls(endpoint, timeout_s, _curve(keys, tls))
 
     def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
-        deadline = time.monotonic() + self._timeout_s
-        self._number = number = self._number + 1
-        self._send(_encoded(request, number))
-        try:
-            while True:
-                reply = self._receive(deadline)
-                if isinstance(reply, expected) and reply.id == number:  # type: ignore[attr-defined]  # all have
-                    return reply
-                if isinstance(reply, ErrorReply) and reply.id in (number, None):
-                    break
-        except BaseException:
-            with contextlib.suppress(QueryError):
-                self._number += 1
-                self._send(encode(messages.Cancel(self._number, number)))
-            raise
-        raise QueryError.of(reply)
+        return _expected(self._calls.exchange(request), expected)
 
     def subscribe(
         self,
@@ -161,44 +181,17 @@ class QueryClient(Methods):
         Returns an iterator with its own connection: of `SubscriptionUpdate`, and of `LostMessage` where some
         are missing. Raises QueryError.
         """
-        chosen = subscription(sessions, questions, events, after)
-        return EventStream(self._endpoint, chosen, self._timeout_s, self._keys)
+        return self._calls.subscribe(subscription(sessions, questions, events, after))
 
     def close(self) -> None:
         """Close the connection; unsent requests are dropped."""
-        self._handshakes.close()
-        self._socket.close()
-        self._context.term()
+        self._calls.close()
 
     def __enter__(self) -> QueryClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, message: bytes) -> None:
-        try:
-            self._socket.send(message, zmq.NOBLOCK)
-        except zmq.Again:
-            # so is a connection that was refused
-            self._watch()
-            raise QueryError("timeout", f"{self._endpoint} accepts no further requests") from None
-
-    def _watch(self) -> None:
-        while self._handshakes.events.poll(0):
-            self._handshakes.note(self._handshakes.events.recv_multipart())
-        self._handshakes.check()
-
-    def _receive(self, deadline: float) -> object:
-        while not self._socket.poll(0):
-            self._watch()
-            left_ms = int((deadline - time.monotonic()) * 1000)
-            if left_ms <= 0 or not self._poller.poll(left_ms):
-                raise self._handshakes.no_reply(self._timeout_s)
-        try:
-            return decode_reply(self._socket.recv())
-        except Undecodable as error:
-            raise _unreadable(self._endpoint, error) from None
 
 
 class AsyncQueryClient(Methods):
@@ -214,32 +207,27 @@ class AsyncQueryClient(Methods):
         timeout_s: float = 30.0,
         *,
         identity: bytes = b"",
-        keys: CurvePair | None = None,
+        keys: Keys | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``timeout_s`` bounds every request, including the connection. Raises QueryError.
+        """As a `QueryClient`. Raises QueryError.
 
-        ``identity``: the connection's name at the daemon, unique among its clients; by default it gets one.
-        ``keys``: where the daemon asks for them.
+        ``identity``: the connection's name at the query socket, unique among its clients; by default it gets
+        one.
         """
-        self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
-        self._waiting: dict[int, asyncio.Future[_Received]] = {}
-        self._number = 0
-        self._reading: asyncio.Task[None] | None = None
-        self._context = zmq.asyncio.Context()
-        self._socket, self._handshakes = connect(self._context, endpoint, keys, identity)
+        self._calls: AsyncCalls
+        if endpoint.startswith(_HTTP):
+            self._calls = _http_calls(endpoint, timeout_s, keys, tls)
+        else:
+            self._calls = AsyncSocketCalls(endpoint, timeout_s, _curve(keys, tls), identity)
 
     async def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
-        found = await self._exchange(request)
-        if isinstance(found, ErrorReply):
-            raise QueryError.of(found)
-        if not isinstance(found, expected):
-            raise QueryError("engine", f"{self._endpoint} sent a {type(found).__name__}, which was not asked")
-        return found
+        return _expected(await self._calls.exchange(request), expected)
 
     async def request(self, request: ClientRequest) -> Reply:
         """The reply to ``request``, with its id, errors included. Raises QueryError for a timeout."""
-        found = await self._exchange(request)
+        found = await self._calls.exchange(request)
         assert isinstance(found, Reply)  # the daemon answers a request by its reply
         return msgspec.structs.replace(found, id=request.id)
 
@@ -251,21 +239,11 @@ class AsyncQueryClient(Methods):
         after: str = "",
     ) -> AsyncEventStream:
         """Subscribe to events, as `QueryClient.subscribe` does; returns an asynchronous iterator."""
-        stream = AsyncEventStream(
-            self._endpoint, subscription(sessions, questions, events, after), self._keys
-        )
-        await stream.begin(self._timeout_s)
-        return stream
+        return await self._calls.subscribe(subscription(sessions, questions, events, after))
 
     async def close(self) -> None:
         """Close the connection; requests that wait fail with QueryError."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        self._fail(QueryError("shutting_down", f"the connection to {self._endpoint} was closed"))
-        self._handshakes.close()
-        self._socket.close()
-        self._context.term()
+        await self._calls.close()
 
     async def __aenter__(self) -> AsyncQueryClient:
         return self
@@ -273,82 +251,35 @@ class AsyncQueryClient(Methods):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _exchange(self, request: Sent) -> _Received:
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read_all())
-        self._handshakes.check()
-        self._number += 1
-        number = self._number
-        sent = _encoded(request, number)
-        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
-        sending = self._socket.send(sent)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                # a connection that was refused never takes it: then the reply fails
-                await asyncio.wait((sending, reply), return_when=asyncio.FIRST_COMPLETED)
-                found: _Received = await reply
-                return found
-        except TimeoutError:
-            self._cancel(number)
-            raise self._handshakes.no_reply(self._timeout_s) from None
-        except asyncio.CancelledError:
-            self._cancel(number)
+
+def _expected(found: Received, kind: type[R]) -> R:
+    """Raises QueryError where it is an error, or no such reply."""
+    if isinstance(found, ErrorReply):
+        raise QueryError.of(found)
+    if not isinstance(found, kind):
+        raise QueryError("engine", f"the daemon sent a {type(found).__name__}, which was not asked")
+    return found
+
+
+def _curve(keys: Keys | None, tls: ssl.SSLContext | None) -> CurvePair | None:
+    """Raises QueryError for what belongs to HTTP."""
+    if isinstance(keys, str) or tls is not None:
+        raise QueryError(
+            "bad_request", "API keys and TLS are for http and https; a query socket has CURVE keys"
+        )
+    return keys
+
+
+def _http_calls(endpoint: str, timeout_s: float, keys: Keys | None, tls: ssl.SSLContext | None) -> HttpCalls:
+    """Raises QueryError for CURVE keys, and without httpx2."""
+    if not isinstance(keys, str | None):
+        raise QueryError(
+            "bad_request", "CURVE keys are for query sockets; http and https take an API key, a text"
+        )
+    try:
+        from daemon.api.http_calls import HttpCalls
+    except ModuleNotFoundError as error:
+        if error.name != "httpx2":
             raise
-        finally:
-            sending.cancel()
-            del self._waiting[number]
-
-    def _cancel(self, request: int) -> None:
-        """Tell the daemon to give a request up, if the message can be sent now."""
-        self._number += 1
-        with contextlib.suppress(zmq.ZMQError):
-            sent = self._socket.send(encode(messages.Cancel(self._number, request)), zmq.NOBLOCK)
-            assert isinstance(sent, asyncio.Future)
-            sent.exception() if sent.done() else sent.cancel()
-
-    async def _read_all(self) -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._watch())
-            both.create_task(self._read())
-
-    async def _watch(self) -> None:
-        while True:
-            self._handshakes.note(await self._handshakes.events.recv_multipart())
-            if self._handshakes.refused:
-                self._fail(QueryError("unauthenticated", self._handshakes.refused))
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                reply = decode_reply(await self._socket.recv())
-            except Undecodable as error:
-                self._fail(_unreadable(self._endpoint, error))
-                continue
-            if isinstance(reply, messages.EventMessage | messages.LostMessage | messages.Ended):
-                continue
-            if isinstance(reply, ErrorReply) and reply.id is None:
-                # it was too malformed for the daemon to tell which it was
-                self._fail(QueryError.of(reply))
-                continue
-            waiting = self._waiting.get(reply.id) if reply.id is not None else None
-            if waiting is not None and not waiting.done():
-                waiting.set_result(reply)
-
-    def _fail(self, error: QueryError) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error)
-
-
-def _encoded(request: Sent, number: int) -> bytes:
-    """Return the request's message, with ``number`` as its id. Raises QueryError."""
-    sent = encode(msgspec.structs.replace(request, id=number))
-    if len(sent) > messages.MAX_REQUEST_BYTES:
-        # the daemon could not say which one it refuses, and all that wait would fail
-        why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
-        raise QueryError("too_long", why)
-    return sent
-
-
-def _unreadable(endpoint: str, error: Undecodable) -> QueryError:
-    return QueryError("engine", f"{endpoint} sent a reply that is not of this protocol: {error}")
+        raise QueryError("bad_request", "http and https need httpx2: pip install 'httpx2>=2.16'") from None
+    return HttpCalls(endpoint, timeout_s, keys or "", tls)

@@ -47,12 +47,13 @@ def api_routes(
                 return stream_head()
             # a browser that comes back names the last event that it knows in the header
             after = request.headers.get("last-event-id") or query.after
+            newest = "" if after else events.newest
             listening = events.subscribe(client_of(request), query.filter, "sse", after)
         except Undecodable as error:
             return problem(400, "bad_request", str(error))
         except QueryError as error:
             return refused(error)
-        return EventsReply(events, listening)
+        return EventsReply(events, listening, newest=newest)
 
     async def converse(websocket: WebSocket) -> None:
         made = Socket(websocket, requests, events, access, max_messages)

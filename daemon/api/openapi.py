@@ -100,8 +100,9 @@ def _keep_what_http_says(components: dict[str, Schema]) -> None:
     """Take tags, ids and what stands in paths and queries from the schemas of bodies and replies."""
     for reply in {each.reply.__name__ for each in OPERATIONS}:
         components[reply] = _trimmed(components[reply], set(components[reply]["properties"]) - _UNSAID, reply)
+    requests = {name: components.pop(name) for name in {each.request.__name__ for each in OPERATIONS}}
     for each in OPERATIONS:
-        schema = components.pop(each.request.__name__)
+        schema = requests[each.request.__name__]
         if each.body == "settings":
             components[each.name] = schema["properties"]["settings"]  # which `_operation` takes
         elif each.body == "members":

@@ -165,6 +165,11 @@ OPERATIONS: tuple[Operation, ...] = (
         query=("question", "max_tokens"),
     ),
     Operation(
+        "GET", f"{_SESSION}/description", "describeSession",
+        "One session, its standing questions and their latest answers",
+        messages.Describe, messages.DescribeReply, ("unknown_session",), body="none",
+    ),
+    Operation(
         "PATCH", _SESSION, "changeSession", "Give a session other settings; keys that are left out stay",
         messages.ChangeSession, messages.SessionsReply, ("unknown_session",), body="settings",
     ),
@@ -226,7 +231,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", f"{_PROMPT}/finish", "finishPrompt", "Mark a prompt complete; the reply is its answer",
         messages.Finish, messages.FinishReply, ("unknown_prompt", "finished", "abandoned", "too_long"),
-        body="none",
+        body="none", query=("deadline_ms",),
     ),
     Operation(
         "DELETE", _PROMPT, "closePrompt", "Close a prompt, finished or not",

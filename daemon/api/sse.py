@@ -26,10 +26,15 @@ class EventsReply(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Events, client: Subscription, ping_s: float = PING_S) -> None:
+    def __init__(
+        self, events: Events, client: Subscription, ping_s: float = PING_S, newest: str = ""
+    ) -> None:
+        """``newest``: the id behind which the stream begins, for a client that names none."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._client, self._ping_s = events, client, ping_s
+        # an id without data is no event, but what a browser comes back with before the first one
+        self._head = f": foretick\nretry: {RETRY_MS}\n" + (f"id: {newest}\n\n" if newest else "\n")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client is gone or the daemon stops."""
@@ -49,7 +54,7 @@ class EventsReply(Response):
 
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _write(send, f": foretick\nretry: {RETRY_MS}\n\n".encode())
+            await _write(send, self._head.encode())
             while not client.closed:
                 await client.news.wait()
                 lost, waiting = client.take()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,77 @@ class SubscriptionUpdate:
 
     id: str
     message: EventData
+
+
+Told = SubscriptionUpdate | LostMessage
+
+
+class EventStream(ABC):
+    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
+
+    @property
+    @abstractmethod
+    def last(self) -> str:
+        """Id of the newest event that was read: ``subscribe(after=last)`` goes on behind it."""
+
+    @property
+    @abstractmethod
+    def newest(self) -> str:
+        """Id of the daemon's newest event when the subscription began."""
+
+    @abstractmethod
+    def get(self, timeout_s: float | None = None) -> Told:
+        """The next event, or what was lost before it. Raises QueryError when the time is up."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the subscription."""
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> Told:
+        return self.get()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncEventStream(ABC):
+    """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
+
+    @property
+    @abstractmethod
+    def last(self) -> str:
+        """See `EventStream`."""
+
+    @property
+    @abstractmethod
+    def newest(self) -> str:
+        """See `EventStream`."""
+
+    @abstractmethod
+    async def get(self) -> Told:
+        """The next event, or what was lost before it; to cancel the wait loses none. Raises QueryError."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the subscription."""
+
+    def __aiter__(self) -> AsyncEventStream:
+        return self
+
+    async def __anext__(self) -> Told:
+        return await self.get()
+
+    async def __aenter__(self) -> AsyncEventStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def subscription(
@@ -90,7 +162,7 @@ class Feed:
         """Time until something is due."""
         return max(0.0, self._next - now)
 
-    def on_event(self, payload: bytes) -> SubscriptionUpdate | LostMessage | SocketRequest | None:
+    def on_event(self, payload: bytes) -> Told | SocketRequest | None:
         """What a message brings the reader, or what is to be sent because of it. Raises QueryError."""
         try:
             message = decode_reply(payload)
@@ -139,7 +211,7 @@ class _Stream:
         beat_s: float = BEAT_S,
     ) -> None:
         self._feed, self._context = Feed(chosen, beat_s), context
-        self._ahead: list[SubscriptionUpdate | LostMessage] = []
+        self._ahead: list[Told] = []
         self._socket: Any
         self._handshakes: Handshakes[Any]
         self._socket, self._handshakes = connect(context, endpoint, keys, identity)
@@ -161,8 +233,8 @@ class _Stream:
         self._context.term()
 
 
-class EventStream(_Stream):
-    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
+class SocketStream(_Stream, EventStream):
+    """An `EventStream` of the query socket."""
 
     def __init__(
         self, endpoint: str, chosen: Subscribe, timeout_s: float, keys: CurvePair | None = None
@@ -183,7 +255,7 @@ class EventStream(_Stream):
             self.close()
             raise
 
-    def get(self, timeout_s: float | None = None) -> SubscriptionUpdate | LostMessage:
+    def get(self, timeout_s: float | None = None) -> Told:
         """The next event, or what was lost before it. Raises QueryError when the time is up."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ahead:
@@ -193,19 +265,7 @@ class EventStream(_Stream):
                 raise QueryError("timeout", f"no event within {timeout_s:g} s")
         return self._ahead.pop(0)
 
-    def __iter__(self) -> EventStream:
-        return self
-
-    def __next__(self) -> SubscriptionUpdate | LostMessage:
-        return self.get()
-
-    def __enter__(self) -> EventStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _step(self, until: float | None) -> SubscriptionUpdate | LostMessage | None:
+    def _step(self, until: float | None) -> Told | None:
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             self._send(due)
@@ -229,8 +289,8 @@ class EventStream(_Stream):
             return
 
 
-class AsyncEventStream(_Stream):
-    """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
+class AsyncSocketStream(_Stream, AsyncEventStream):
+    """An `AsyncEventStream` of the query socket."""
 
     def __init__(
         self,
@@ -264,22 +324,18 @@ class AsyncEventStream(_Stream):
             self.close()
             raise
 
-    def __aiter__(self) -> AsyncEventStream:
-        return self
-
-    async def __anext__(self) -> SubscriptionUpdate | LostMessage:
+    async def get(self) -> Told:
+        """See `AsyncEventStream`."""
         while not self._ahead:
             if (item := await self._step()) is not None:
                 return item
         return self._ahead.pop(0)
 
-    async def __aenter__(self) -> AsyncEventStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def aclose(self) -> None:
+        """See `AsyncEventStream`."""
         self.close()
 
-    async def _step(self) -> SubscriptionUpdate | LostMessage | None:
+    async def _step(self) -> Told | None:
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             await self._send(due)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from daemon.api.events import Events, Lost, positions_of
 from daemon.api.messages import LostMessage, QueryError
-from daemon.api.subscriptions import AsyncEventStream, subscription
+from daemon.api.subscriptions import AsyncSocketStream, subscription
 from daemon.api.zmq import forwarding_name
 from feeds.curve import Keys
 from metrics.store import MetricStore
@@ -87,7 +87,7 @@ class PeerEvents:
         before = None if goes_on else self._events.reached()
         chosen = subscription(after=self._last.get(address, ALL_KEPT))
         name = forwarding_name("")  # for all tenants: each client here gets what its own one sees
-        stream = AsyncEventStream(address, chosen, self._keys, identity=name, beat_s=BEAT_S)
+        stream = AsyncSocketStream(address, chosen, self._keys, identity=name, beat_s=BEAT_S)
         await stream.begin(BEGIN_S)
         try:
             first = positions_of(stream.newest) or {}

@@ -1,4 +1,4 @@
-"""Clients of a Foretick daemon's query socket: `QueryClient` blocks, `AsyncQueryClient` awaits.
+"""Clients of a Foretick daemon, over ZeroMQ or HTTP: `QueryClient` blocks, `AsyncQueryClient` awaits.
 
 The other modules are made from the daemon's own when the distribution is built; see its setup.py.
 """

@@ -155,7 +155,7 @@ async def test_without_a_known_key_nothing_is_answered_and_the_attempt_counted(
 async def test_a_refusal_that_comes_before_the_first_request_is_not_missed(
     daemons: list[Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the program waits after its socket has begun to connect: on a busy machine that happens."""
+    """However long a program takes between connecting and asking, as on a busy machine."""
     connects = zmq.Socket.connect
 
     def slowly(socket: zmq.Socket, address: str) -> None:
@@ -181,7 +181,11 @@ async def test_a_stream_ends_when_its_daemon_comes_back_with_other_keys(daemons:
         await daemon.server.stop()
         daemon.tenants.replace(TABLES)
         again = QueryServer(
-            daemon.queries.answer, daemon.server.endpoint, events=daemon.events, access=daemon.access, keys=DAEMON
+            daemon.queries.answer,
+            daemon.server.endpoint,
+            events=daemon.events,
+            access=daemon.access,
+            keys=DAEMON,
         )
         await again.start(Tasks())
         with pytest.raises(QueryError, match="does not know"):

@@ -599,4 +599,4 @@ def test_every_operation_of_http_is_one_of_the_query_socket() -> None:
     assert composed == {"Describe", "FindQuestions", "FindAnswers"}
     left = {each.__name__ for each in set(get_args(messages.ClientRequest)) - direct - {messages.Push}}
     # what the composed ones are made of, and what only daemons ask
-    assert left == {"Describe", "ListQuestions", "Answers", "GenerateElsewhere", "KeptAnswers"}
+    assert left == {"ListQuestions", "Answers", "GenerateElsewhere", "KeptAnswers"}
