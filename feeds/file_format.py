@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import ModuleType
+from typing import Any, Literal, TypeGuard, get_args
 
 import msgspec
 
@@ -34,6 +35,7 @@ from feeds.market_data import (
 )
 from feeds.number_texts import POINTS, SEPARATORS
 from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, EXCEL, ParseTime, name_date, time_parser
+from support import plugins
 
 FORMATS = Path(__file__).parent / "formats"
 OF_VENUES = FORMATS / "messages"
@@ -327,14 +329,16 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileFormat:
-    """The built-in format of that name, or the one declared in that file; of a file or ``of_messages``.
+    """The built-in format of that name, a plug-in's, or the one declared in that file; of a file or
+    ``of_messages``.
 
     Raises:
         FormatError: no such format, or an unusable declaration.
+        PluginError: it is a plug-in's, which cannot be loaded.
     """
     built_in = [OF_VENUES] * of_messages + [FORMATS]
     paths = (folder / f"{name_or_path}.toml" for folder in built_in)
-    path = next(filter(Path.is_file, paths), Path(name_or_path))
+    path = next(filter(Path.is_file, paths), None) or _of_plugin(str(name_or_path)) or Path(name_or_path)
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -354,8 +358,26 @@ def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileF
 
 
 def names(*, of_messages: bool = False) -> list[str]:
-    """Names of the built-in formats of files, or ``of_messages``."""
-    return sorted(path.stem for path in (OF_VENUES if of_messages else FORMATS).glob("*.toml"))
+    """Names of the built-in formats of files, or ``of_messages``, and of plug-ins' formats, of either."""
+    built_in = _names(OF_VENUES if of_messages else FORMATS)
+    return sorted({*built_in, *plugins.found(plugins.FORMATS, built_in)})
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.toml")}
+
+
+def _of_plugin(name: str) -> Path | None:
+    """The file of a plug-in's format: NAME.toml in the package that the entry point NAME refers to."""
+    entry = plugins.found(plugins.FORMATS, _names(FORMATS) | _names(OF_VENUES)).get(name)
+    if entry is None:
+        return None
+    package = plugins.loaded(entry, "package", _is_package)
+    return Path(package.__path__[0], f"{name}.toml")
+
+
+def _is_package(found: object) -> TypeGuard[ModuleType]:
+    return isinstance(found, ModuleType) and hasattr(found, "__path__")
 
 
 def _check_file(form: FileFormat) -> None:

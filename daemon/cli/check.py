@@ -24,6 +24,7 @@ from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import BrokerError
 from feeds.topic_sample import TopicSample
 from flash.registry import Registry
+from support.plugins import installed
 
 _NAMED = 5
 """Symbols that a finding names."""
@@ -47,6 +48,8 @@ def command(config_path: Path, settings: tuple[str, ...], group: int | None) -> 
 
 def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
     """Check model, questions, connectors and sockets of a valid configuration, for ``group`` daemons."""
+    for each in installed():
+        yield Finding("plug-in", f"{each.package} {each.version}: {', '.join(each.adds)}")
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
     yield from findings(config, group)

@@ -2,10 +2,12 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import EntryPoints, entry_points, version
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TypeGuard
 
 import click
+
+from support import plugins
 
 COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
@@ -61,13 +63,15 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
-        return sorted({*COMMANDS, *_plugins().names})
+        return sorted({*COMMANDS, *plugins.found(plugins.COMMANDS, COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command."""
         command: click.Command | None = None
-        if cmd_name in _plugins().names:
-            command = _plugins()[cmd_name].load()
+        if entry := plugins.found(plugins.COMMANDS, COMMANDS).get(cmd_name):
+            command = plugins.loaded(entry, "click.Command", _is_command)
+        elif entry := plugins.own(plugins.COMMANDS).get(cmd_name):
+            command = entry.load()
         elif cmd_name in COMMANDS:
             command = import_module(f"daemon.cli.{cmd_name}").command
         return command
@@ -84,6 +88,14 @@ class Commands(click.Group):
             click.echo(f"`{command}` needs {name}: pip install 'foretick[{EXTRAS[name]}]'", err=True)
             sys.exit(2)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the program; if a plug-in cannot be used, say so and exit with status 2."""
+        try:
+            return super().main(*args, **options)
+        except plugins.PluginError as error:
+            click.echo(str(error), err=True)
+            sys.exit(2)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Names and short helps, without importing a command."""
         rows = [(name, COMMANDS.get(name, "")) for name in self.list_commands(ctx)]
@@ -91,8 +103,8 @@ class Commands(click.Group):
             formatter.write_dl(rows)
 
 
-def _plugins() -> EntryPoints:
-    return entry_points(group="foretick.commands")
+def _is_command(found: object) -> TypeGuard[click.Command]:
+    return isinstance(found, click.Command)
 
 
 @click.group(cls=Commands)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, defstruct
 
+from daemon.config.question_sets import SETS
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, about
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimals import Fixed, decimals_of
@@ -24,6 +25,7 @@ from metrics.feed_faults import CONFIGURED
 from scheduler.interfaces import Eviction
 from scheduler.policies import PolicyName
 from support.directories import state_home
+from support.plugins import PluginError
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
@@ -784,7 +786,15 @@ def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
 
 if TYPE_CHECKING:
     _Kind = str
+    _Set = str
 else:
+    _Set = Annotated[
+        Literal[tuple(SETS)],
+        about(
+            "standing questions in addition to `[[questions]]`: the six of *Attention Once* section 4.3, or "
+            "those of a [plug-in](plugins.md)"
+        ),
+    ]
     _Kind = Annotated[
         Literal[(*SOURCES, "none")],
         about("which of the tables below to use; a table all of whose keys have defaults may be left out"),
@@ -862,6 +872,18 @@ class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as
     def connectors(self) -> dict[str, SinkConnector]:
         """The tables that are present, by name."""
         return {name: connector for name in SINKS if (connector := getattr(self, name)) is not None}
+
+
+def _check_tables() -> None:
+    """Raises PluginError where a connector's name is that of a key beside its table."""
+    for beside, connectors in ((SourceConfig, SOURCES), (NamedSource, SOURCES), (SinkConfig, SINKS)):
+        for name in beside.__annotations__.keys() & connectors.keys():
+            raise PluginError(f"a plug-in has the connector {name!r}, which is a key of the same table")
+    if "none" in SOURCES:
+        raise PluginError("a plug-in has the source 'none', which stands for no source")
+
+
+_check_tables()
 
 
 class QueryConfig(Table, frozen=True):
@@ -1088,10 +1110,7 @@ class TracesConfig(Table, frozen=True):
 class Config(Table, frozen=True):
     """The whole file."""
 
-    standing: Annotated[
-        Literal["paper_six", "none"],
-        about("standing questions in addition to `[[questions]]`: the six of *Attention Once* section 4.3"),
-    ] = "paper_six"
+    standing: _Set = "paper_six"
     model: ModelConfig = ModelConfig()
     pool: PoolConfig = PoolConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -5,10 +5,11 @@ from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from daemon.config.question_sets import SETS
 from daemon.config.schema import Config, QuestionConfig
 from feeds.decimals import parse_fixed
 from feeds.durations import Duration
-from flash.question import PAPER_SIX, Question
+from flash.question import Question
 
 
 class StandingQuestion(NamedTuple):
@@ -21,7 +22,7 @@ class StandingQuestion(NamedTuple):
 
 def questions_of(config: Config) -> Iterator[StandingQuestion]:
     """In the order they are asked."""
-    preset = PAPER_SIX if config.standing == "paper_six" else ()
+    preset = SETS[config.standing]
     for session in config.sessions:
         for question in preset:
             yield StandingQuestion("standing", session.name, question)

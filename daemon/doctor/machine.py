@@ -18,6 +18,7 @@ from daemon.doctor.diagnosis import Diagnosis, fine, of_outcome, skipped
 from engine.free_memory import available_bytes
 from ingest.record import WORDS
 from metrics.shm import ROOT
+from support.plugins import installed
 
 PACKAGES = ("foretick", "torch", "transformers", "numpy", "numba", "msgspec", "pyzmq", "aiokafka", "uvicorn")
 GPUS = (
@@ -68,6 +69,7 @@ def read_machine(run: Run = run_program) -> Machine:
     except (OSError, subprocess.SubprocessError):
         gpus = None
     packages = {name: version(name) for name in PACKAGES}
+    packages |= {f"plug-in {each.package}": each.version for each in installed()}
     return Machine(
         {"system": platform.platform(), "python": platform.python_version(), **packages},
         len(os.sched_getaffinity(0)),

@@ -15,7 +15,7 @@ from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
 from daemon.api.client import AsyncQueryClient
-from daemon.api.messages import LostMessage, QueryError
+from daemon.api.messages import QueryError
 from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.config.schema import HttpConfig
 from feeds.connectors.http import HttpSourceConnector

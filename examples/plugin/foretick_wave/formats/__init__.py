@@ -1,0 +1,1 @@
+"""Formats, as TOML."""
