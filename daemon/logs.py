@@ -18,7 +18,6 @@ from pythonjsonlogger.json import JsonFormatter
 
 from daemon.config.schema import LogConfig
 from daemon.traces.trace_context import current
-from feeds.kafka_client import quiet_client_log
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +78,10 @@ def set_up_logging(settings: LogConfig, process: str) -> None:
     handler.setFormatter(Priorities(lines) if is_journal(sys.stderr) else lines)
     handler.addFilter(add_trace)
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
-    quiet_client_log()
     for noisy in ("numba", "asyncio", "transformers"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    # it repeats itself at every attempt; `feeds.kafka_client.ConnectionLog` logs changes
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     # it says at INFO that each WebSocket was accepted
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)

@@ -144,11 +144,11 @@ async def _back(endpoint: str, sessions: Sequence[str], since: int) -> Took:
 
 
 def _engine() -> int:
-    """Process id of this gateway's oldest engine; the other one is its spare."""
+    """Process id of this gateway's engine: the oldest process that it has started, or its fork."""
     tasks = Path("/proc/self/task").iterdir()
     children = [Path("/proc", child) for task in tasks for child in (task / "children").read_text().split()]
     engines = [child for child in children if "daemon.engine.process" in (child / "cmdline").read_text()]
     # by the time when it was started, in clock ticks since boot (proc(5))
-    return int(
-        min(engines, key=lambda it: int((it / "stat").read_text().rpartition(")")[2].split()[19])).name
-    )
+    engine = min(engines, key=lambda it: int((it / "stat").read_text().rpartition(")")[2].split()[19]))
+    forks = (engine / "task" / engine.name / "children").read_text().split()
+    return int(forks[0] if forks else engine.name)

@@ -23,7 +23,8 @@ class VersionInfo(msgspec.Struct, frozen=True):
 
 class Health(msgspec.Struct, frozen=True):
     """``reasons``: what is missing; the daemon is ready without any. ``silent``: sessions whose venue was not
-    seen for `silent_after`. ``late``: sessions with closed bars that wait to be read.
+    seen for `silent_after`. ``late``: sessions with closed bars that wait to be read. ``spare``: another
+    engine waits to take over.
 
     `degraded`: ready, but some session is silent or late. `standby`: nothing is missing, but another daemon
     answers.
@@ -35,9 +36,12 @@ class Health(msgspec.Struct, frozen=True):
     silent: tuple[str, ...]
     late: tuple[str, ...]
     version: VersionInfo
+    spare: bool
 
 
-def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: str) -> Health:
+def health_of(
+    not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: str, *, spare: bool
+) -> Health:
     """From what is missing, all sessions and the model's name."""
     silent = tuple(session.name for session in sessions if session.silent)
     late = tuple(session.name for session in sessions if session.bars_waiting)
@@ -49,6 +53,7 @@ def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: 
         silent,
         late,
         VersionInfo(version("foretick"), API_VERSION, model),
+        spare,
     )
 
 

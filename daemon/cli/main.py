@@ -56,6 +56,8 @@ EXTRAS = {
     "threadpoolctl": "bench",
 }
 """Modules that a command may lack, and the extra of the package that installs each."""
+_NO_ROOM = "failed to map segment"
+"""Of the dynamic linker, where a limit of this process leaves no room for a library."""
 
 
 class Commands(click.Group):
@@ -86,6 +88,11 @@ class Commands(click.Group):
                 raise
             command = f"foretick {ctx.invoked_subcommand}"
             click.echo(f"`{command}` needs {name}: pip install 'foretick[{EXTRAS[name]}]'", err=True)
+            sys.exit(2)
+        except (ImportError, OSError) as error:
+            if _NO_ROOM not in str(error):
+                raise
+            click.echo(f"no memory for the libraries: {error} (is there a limit, `ulimit -v`?)", err=True)
             sys.exit(2)
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -997,12 +997,13 @@ class ProcessConfig(Table, frozen=True):
         ),
     ] = False
     spare_engine: Annotated[
-        bool,
+        bool | None,
         about(
             "two only: another engine process waits, with its libraries and, on a CPU, the model loaded, and "
-            "takes over when the engine ends; it needs their memory a second time"
+            "takes over when the engine ends. none: where there is memory for it beside the pool; true: in "
+            "any case"
         ),
-    ] = True
+    ] = None
     max_loading: Annotated[
         Duration,
         about(

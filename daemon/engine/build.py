@@ -14,7 +14,7 @@ from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.memory_budget import check_memory, fitting_blocks
+from daemon.engine.memory_budget import check_memory, check_weights, fitting_blocks
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
@@ -35,6 +35,7 @@ from flash.question import EXACT_VALUE, PAPER_SIX, PreparedQuestion, Question
 from flash.registry import BadQuestion, Registry, Standing
 from ingest.compact import WIDEST, WIDEST_LINE, CompactSpec
 from ingest.lines import LineSpec
+from regions.kv_tensors import KVPool
 from regions.offload.snapshot_format import ForeignSnapshot, Identity, Restoring, SnapshotError
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
@@ -294,9 +295,9 @@ def load(config: Config) -> Loaded:
     """Load the model and run its canary. Raises SettingError naming the key at fault."""
     settings = config.model
     try:
-        loaded = load_model(
-            directory_of(settings), dtype=settings.dtype, device=settings.device, layers=settings.layers
-        )
+        directory = directory_of(settings)
+        check_weights(directory, settings.dtype, resolve_device(settings.device))
+        loaded = load_model(directory, dtype=settings.dtype, device=settings.device, layers=settings.layers)
         loaded = checked(loaded)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
         if settings.end_tokens:
@@ -304,6 +305,11 @@ def load(config: Config) -> Loaded:
     except (ModelError, ValueError) as error:
         key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
         raise SettingError(f"model.{key}", str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        why = str(error).partition("\n")[0][:200]
+        raise SettingError("model.path", f"no memory for the model {directory.name}: {why}") from error
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt
@@ -361,13 +367,22 @@ def build(
     return in_own_thread(lambda: _build(config, opened, progress, ahead))
 
 
-def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
-    use_threads(config.model.threads)
-    costs = costs_of(config)
-    loaded, prompt = ahead or load(config)
+@dataclass(frozen=True)
+class Sized:
+    """What the pool has to hold. ``longest``: tokens of the longest frozen prefix; ``compact``: sessions."""
+
+    lines: dict[str, LineSpec | CompactSpec]
+    prefixes: EnginePrefixes
+    sizes: PoolSizes
+    compact: list[str]
+    largest: int
+    longest: int
+    blocks: int
+
+
+def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat) -> Sized:
+    """How large the pool is to be; allocates none of it. Raises SettingError where it does not fit."""
     lines = {each.name: line_spec(each, config.bars, prompt, table) for table, each in tables_of(config)}
-    names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
-    calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
@@ -377,15 +392,32 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     largest = sizes.largest(compact)
     check_pools(config, compact, window)
     blocks = _capacity(config, sizes, compact, largest, loaded)
+    return Sized(lines, prefixes, sizes, compact, largest, longest, blocks)
+
+
+def pool_bytes(config: Config, loaded: LoadedModel, prompt: PromptFormat) -> int:
+    """What pool and host tier may take of a CPU's memory. Raises SettingError as `sized`."""
+    blocks = sized(config, loaded, prompt).blocks + config.pool.host_blocks
+    return blocks * KVPool.block_bytes(loaded.layers, config.pool.block_size, loaded.dtype)
+
+
+def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
+    use_threads(config.model.threads)
+    costs = costs_of(config)
+    loaded, prompt = ahead or load(config)
+    room = sized(config, loaded, prompt)
+    lines, prefixes, blocks = room.lines, room.prefixes, room.blocks
+    names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
+    calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
-    least = longest + max((session.summed_tokens for session in config.all_sessions), default=0)
+    least = room.longest + max((session.summed_tokens for session in config.all_sessions), default=0)
     share = config.pool.block_size * (1 - config.scheduler.cell_budget)
 
     def cached(blocks: int) -> int:
         return max(int(blocks * share), least)
 
     engine = _engine(loaded, config.pool, blocks, cached(blocks))
-    limit = PoolLimit(engine, sizes, cached, follows=not config.pool.blocks, largest=largest)
+    limit = PoolLimit(engine, room.sizes, cached, follows=not config.pool.blocks, largest=room.largest)
     recovery = Recovery(config)
     if recovery.enabled:
         recovery.files.prepare()
@@ -420,7 +452,17 @@ def _capacity(
         least = max(least, sizes.configured(compact))
     if not config.pool.blocks:
         needed = min(needed, max(fitting_blocks(config.pool, loaded), least))
-    check_memory(config.pool, needed, loaded)
+
+    def room(blocks: int) -> str:
+        sessions = len(config.sessions)
+        if config.pool.blocks or not sessions:
+            return ""
+        return (
+            f", so there is room for {sizes.fitting(blocks, compact):,} of {sessions:,} sessions: lower "
+            "retention_tokens or retention_records, or have fewer of them"
+        )
+
+    check_memory(config.pool, needed, loaded, room=room)
     return needed
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 
 import torch
 
 from daemon.config.schema import PoolConfig
+from daemon.engine.model_weights import weight_bytes
 from engine.free_memory import available_bytes
 from engine.model.loaded import LoadedModel
 from feeds.connector import SettingError
@@ -15,25 +17,43 @@ SHARE = 0.95
 """Of what is available, the pool's: the rest is for passes and for what others take meanwhile."""
 
 Available = Callable[[torch.device], int]
+Room = Callable[[int], str]
+"""What so many blocks are enough for, in words."""
+
+
+def check_weights(directory: Path, dtype: str, device: str, available: Available = available_bytes) -> None:
+    """Raise SettingError where a model's weights do not fit in the memory of ``device``."""
+    where = torch.device(device)
+    need, free = weight_bytes(directory, dtype), available(where)
+    if need > SHARE * free:
+        raise SettingError(
+            "model.path",
+            f"the weights of {directory.name} need {shown_bytes(need)} {_where(where)}, but "
+            f"{shown_bytes(max(0, free))} are available, of which {SHARE:.0%} may be used",
+        )
 
 
 def check_memory(
-    settings: PoolConfig, blocks: int, loaded: LoadedModel, available: Available = available_bytes
+    settings: PoolConfig,
+    blocks: int,
+    loaded: LoadedModel,
+    available: Available = available_bytes,
+    room: Room = lambda blocks: "",
 ) -> None:
     """Raise SettingError where ``blocks`` of the pool, or those of the host tier, do not fit in memory.
 
-    The message says what they need, what there is, and the most that fits.
+    The message says what they need, what there is, the most that fits, and what there is ``room`` for then.
     """
     each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
     device, host = loaded.device, torch.device("cpu")
     free = available(device)
     sized = "" if settings.blocks else " (pool.blocks = 0 sizes the pool from the sessions)"
-    _check("pool.blocks", blocks, each, free, device, sized)
+    _check("pool.blocks", blocks, each, free, device, sized, room)
     if settings.host_blocks:
         rest = available(host)
         if device.type == "cpu":  # both are of the same memory
             rest -= blocks * each
-        _check("pool.host_blocks", settings.host_blocks, each, rest, host, "")
+        _check("pool.host_blocks", settings.host_blocks, each, rest, host, "", lambda blocks: "")
 
 
 def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Available = available_bytes) -> int:
@@ -43,16 +63,20 @@ def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Availab
     return fit - settings.host_blocks if loaded.device.type == "cpu" else fit
 
 
-def _check(key: str, blocks: int, each: int, free: int, device: torch.device, sized: str) -> None:
+def _check(key: str, blocks: int, each: int, free: int, device: torch.device, sized: str, room: Room) -> None:
     if blocks * each <= SHARE * free:
         return
-    where = "on the GPU" if device.type == "cuda" else "in memory"
     most = max(0, int(SHARE * free)) // each
     raise SettingError(
         key,
-        f"{shown(blocks)} blocks{sized} need {shown_bytes(blocks * each)} {where}, {each:,} bytes each, but "
-        f"{shown_bytes(max(0, free))} are available, of which {SHARE:.0%} may be used: at most {most:,} fit",
+        f"{shown(blocks)} blocks{sized} need {shown_bytes(blocks * each)} {_where(device)}, {each:,} bytes "
+        f"each, but {shown_bytes(max(0, free))} are available, of which {SHARE:.0%} may be used: at most "
+        f"{most:,} fit{room(most)}",
     )
+
+
+def _where(device: torch.device) -> str:
+    return "on the GPU" if device.type == "cuda" else "in memory"
 
 
 def shown(number: int) -> str:

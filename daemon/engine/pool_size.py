@@ -94,6 +94,15 @@ class PoolSizes:
         """Blocks of the configured sessions, and what they share."""
         return self.shared + sum(self.of(s, compact=s.name in compact) for s in self._config.sessions)
 
+    def fitting(self, blocks: int, compact: Collection[str]) -> int:
+        """How many of the configured sessions ``blocks`` are enough for, in the order of the file."""
+        left = blocks - self.shared
+        for fit, session in enumerate(self._config.sessions):
+            left -= self.of(session, compact=session.name in compact)
+            if left < 0:
+                return fit
+        return len(self._config.sessions)
+
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._config.pool.block_size)
 

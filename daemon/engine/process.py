@@ -1,7 +1,11 @@
 """The engine in its own process: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
 
-The gateway starts it as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
-which then stays open: end of file means that the gateway is gone. A `Spare` may come first, long before.
+The gateway starts it as ``python -m daemon.engine.process`` and writes to its standard input, pickled, a
+`Spare` and, perhaps long after, an `EngineSpec`. The input then stays open: its end means that the gateway is
+gone. What has happened goes to standard output (`daemon.engine.spec.Report`).
+
+On a CPU the process that has loaded libraries and model serves by a fork of itself and stays behind as the
+spare: it forks again when the gateway says so. Both share the memory that neither writes to.
 """
 
 from __future__ import annotations
@@ -9,22 +13,26 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
+import msgspec
 import zmq
 
 from daemon import protocol
 from daemon.collector import freeze_startup
 from daemon.cores import pin
-from daemon.engine.spec import EngineSpec, Spare
+from daemon.engine.spec import Ended, EngineSpec, Report, Serving, Spare, SpareEngine
 from daemon.logs import set_up_logging
-from daemon.supervision import Threads
+from daemon.supervision import Threads, reason_of
 from feeds.connector import SettingError
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Ahead: TypeAlias = "Loaded | SettingError | None"
+"""The model, where it was loaded before it was needed, or why it cannot be."""
 EXIT_FATAL = 3
 SPIN = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 """How long OpenMP's threads spin for the next region before they sleep: about a millisecond.
@@ -70,33 +80,79 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    first: EngineSpec | Spare = pickle.load(sys.stdin.buffer)
-    set_up_logging(first.config.log, "engine")
-    if first.cpus:
-        pin(first.cpus)
+    told: Spare = pickle.load(sys.stdin.buffer)
+    set_up_logging(told.config.log, "engine")
+    if told.cpus:
+        pin(told.cpus)
     spin_briefly(os.environ)
-    ahead: Loaded | None = None
-    if isinstance(first, Spare):
-        # it may be needed before it has loaded the model
-        told = _in_thread(lambda: _connected(pickle.load(sys.stdin.buffer)))
-        ahead = _load_ahead(first)
-        try:
-            gateway = told.result()
-        except EOFError:  # the gateway needs no spare any more
-            return 0
-    else:
-        gateway = _connected(first)
-    gateway_gone = partial(_wait_for_end, sys.stdin.fileno())
-    Threads(_exit).make(gateway_gone, "standard input").start()
-    commands = gateway.context.socket(zmq.PULL)
-    commands.connect(gateway.spec.commands)
+    reports = _reports()
+    reading, found = _in_thread(lambda: _connected(pickle.load(sys.stdin.buffer)))
+    ahead = _load_ahead(told)  # the engine may be needed before it is loaded
     try:
-        return _serve(gateway, commands, ahead)
+        gateway = found.result()
+    except EOFError:  # the gateway needs no spare any more
+        return 0
+    reading.join()
+    spare = _spare_of(told, ahead)
+    if spare.forks:
+        gateway.close()  # a fork has none of its threads
+        return _serve_by_forks(gateway.spec, spare, ahead, reports)
+    _report(reports, Serving(os.getpid(), spare.wanted, spare.why))
+    return _serve(gateway, ahead)
+
+
+def _reports() -> BinaryIO:
+    """Standard output; what else is printed goes to standard error from here on."""
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return reports
+
+
+def _report(reports: BinaryIO, report: Report) -> None:
+    with suppress(BrokenPipeError):  # the gateway is gone, which standard input says, too
+        reports.write(msgspec.json.encode(report) + b"\n")
+
+
+def _serve_by_forks(spec: EngineSpec, spare: SpareEngine, ahead: Ahead, reports: BinaryIO) -> int:
+    """Serve by a fork, and by another one whenever the gateway sends a spec; returns the exit status."""
+    here = os.getpid()
+    while True:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _report(reports, Serving(here, False, f"no spare engine: it cannot be forked: {error.strerror}"))
+            return _serve(_connected(spec), ahead)
+        if not pid:
+            reports.close()
+            _name("foretick-engine")
+            return _serve(_connected(spec), ahead, parent=here)
+        _name("foretick-spare")
+        _report(reports, Serving(pid, spare.wanted, spare.why))
+        if not _has_ended(pid):
+            return 0
+        _report(reports, Ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        try:
+            spec = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return 0
+
+
+def _has_ended(pid: int) -> bool:
+    """Wait for the end of a child, or of the gateway; returns whether it was the child."""
+    child = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(sys.stdin.fileno(), 0)  # what is left to read is no event, its end is
+        waiting.register(child, select.POLLIN)
+        return child in (each for each, _ in waiting.poll())
     finally:
-        commands.close()
-        gateway.beats.stop()
-        gateway.events.close()
-        gateway.context.term()
+        os.close(child)
+
+
+def _name(process: str) -> None:
+    """What `ps` and `top` call this process."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(process)
 
 
 class Beats:
@@ -129,6 +185,12 @@ class _Front(NamedTuple):
     events: EventSocket
     beats: Beats
 
+    def close(self) -> None:
+        """Send no heartbeats any more; what is queued still goes out."""
+        self.beats.stop()
+        self.events.close()
+        self.context.term()
+
 
 def _connected(spec: EngineSpec) -> _Front:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -136,8 +198,8 @@ def _connected(spec: EngineSpec) -> _Front:
     return _Front(spec, context, events, Beats(events.emit))
 
 
-def _in_thread(work: Callable[[], _Front]) -> Future[_Front]:
-    """The result of ``work``, which does not keep the process from ending."""
+def _in_thread(work: Callable[[], _Front]) -> tuple[threading.Thread, Future[_Front]]:
+    """A thread that does ``work``, and its result; it does not keep the process from ending."""
     result: Future[_Front] = Future()
 
     def run() -> None:
@@ -146,8 +208,9 @@ def _in_thread(work: Callable[[], _Front]) -> Future[_Front]:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name="spare", daemon=True).start()
-    return result
+    thread = threading.Thread(target=run, name="spare", daemon=True)
+    thread.start()
+    return thread, result
 
 
 def spin_briefly(environment: MutableMapping[str, str]) -> None:
@@ -156,32 +219,57 @@ def spin_briefly(environment: MutableMapping[str, str]) -> None:
         environment.update(SPIN)
 
 
-def _load_ahead(spare: Spare) -> Loaded | None:
-    """Load the libraries, the kernels and, on a CPU, the model; None without a model.
+def _load_ahead(spare: Spare) -> Ahead:
+    """Load the libraries, the kernels and, on a CPU, the model; None without a model, or why it failed.
 
-    On a GPU its memory would be taken twice. What fails here is reported when the engine itself loads it.
+    On a GPU the spare's would take its memory a second time.
     """
-    from daemon.engine.build import load_on_cpu
-    from ingest import warm_up
-
-    warm_up()
     try:
+        from daemon.engine.build import load_on_cpu
+        from ingest import warm_up
+
+        warm_up()
         loaded = load_on_cpu(spare.config)
-        freeze_startup()
-        return loaded
-    except (SettingError, ValueError) as error:
-        log.warning("the spare engine has no model: %s", error)
+    except SettingError as error:
+        return error
+    except (ImportError, MemoryError) as error:
+        return SettingError("process", f"the engine cannot be loaded: {reason_of(error)}")
+    except ValueError:  # the engine says it as it loads
         return None
+    freeze_startup()
+    return loaded
 
 
-def _serve(gateway: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = None) -> int:
+def _spare_of(told: Spare, ahead: Ahead) -> SpareEngine:
+    """Whether another engine waits beside this one, and whether this one serves by a fork."""
+    if isinstance(ahead, SettingError):
+        return SpareEngine(wanted=False, forks=False, why="no spare engine: there is no engine")
+    from daemon.engine.spare_engine import spare_engine
+
+    return spare_engine(told.config, ahead)
+
+
+def _serve(gateway: _Front, ahead: Ahead, parent: int = 0) -> int:
+    """Serve until the gateway says stop; returns the exit status. ``parent``: whose fork this is."""
+    Threads(_exit).make(partial(_wait_for_end, sys.stdin.fileno(), parent), "standard input").start()
+    commands = gateway.context.socket(zmq.PULL)
+    commands.connect(gateway.spec.commands)
     try:
+        return _obey(gateway, commands, ahead)
+    finally:
+        commands.close()
+        gateway.close()
+
+
+def _obey(gateway: _Front, commands: zmq.Socket[bytes], ahead: Ahead) -> int:
+    try:
+        if isinstance(ahead, SettingError):
+            raise ahead
         host = _loaded(gateway.spec, gateway.events, ahead)
     except SettingError as error:
         gateway.events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
-    if ahead is None:
-        freeze_startup()
+    freeze_startup()
     host.start()
     gateway.beats.stop()
     while True:
@@ -213,10 +301,19 @@ def _loaded(spec: EngineSpec, events: EventSocket, ahead: Loaded | None) -> Engi
     )
 
 
-def _wait_for_end(descriptor: int) -> None:
-    # os.read, not the buffered reader, whose lock would abort the interpreter at exit
-    while os.read(descriptor, 1):
-        pass
+def _wait_for_end(descriptor: int, parent: int) -> None:
+    """Return at the end of file, or when the process ``parent`` is gone, which has forked this one (0: none).
+
+    Nothing is read: the file is also the parent's.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, 0)
+    if parent:
+        with suppress(ProcessLookupError):
+            waiting.register(os.pidfd_open(parent), select.POLLIN)
+        if os.getppid() != parent:
+            return
+    waiting.poll()
 
 
 def _exit(name: str, why: str) -> None:

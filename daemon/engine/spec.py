@@ -1,6 +1,9 @@
-"""What the engine process is started with. A separate module, so that the gateway never imports torch."""
+"""What the engine process is told and reports. A separate module, so that the gateway never imports torch."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from daemon.config.schema import Config
 from daemon.progress import Progress
@@ -9,7 +12,7 @@ from metrics.store import Block
 
 @dataclass(frozen=True)
 class Spare:
-    """For a process that waits: it loads what it can, then its `EngineSpec` follows."""
+    """What every engine process is told first: it loads what it can, then its `EngineSpec` follows."""
 
     config: Config
     cpus: frozenset[int] = frozenset()
@@ -33,3 +36,35 @@ class EngineSpec:
     """Another daemon answers, until `daemon.protocol.TakeOver`."""
     cpus: frozenset[int] = frozenset()
     """CPUs that the process binds itself to; empty: none."""
+
+
+class SpareEngine(NamedTuple):
+    """Whether another engine is to wait. ``forks``: this process serves by a fork, and waits itself.
+
+    ``why``: in one sentence.
+    """
+
+    wanted: bool
+    forks: bool
+    why: str
+
+
+class Serving(msgspec.Struct, frozen=True, tag=True):
+    """An engine serves: the process itself, or its fork ``pid``, beside which it waits as the spare.
+
+    ``spare``: whether there is to be one; ``why``: in words.
+    """
+
+    pid: int
+    spare: bool
+    why: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The fork has ended with this status, as `os.waitstatus_to_exitcode` gives it."""
+
+    status: int
+
+
+Report = Serving | Ended
+"""A line of JSON on the process's standard output."""

@@ -14,7 +14,7 @@ import zmq.asyncio
 from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
-from daemon.gateway.engine_processes import EngineProcesses
+from daemon.gateway.engine_processes import EngineProcesses, RunningEngine
 from daemon.gateway.ipc_dir import SocketDirectory
 from daemon.progress import Progress
 from daemon.supervision import Tasks
@@ -75,7 +75,7 @@ class ProcessEngine:
             cpus=processes.cpus,
         )
         self._context = zmq.asyncio.Context()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: RunningEngine | None = None
         self._closing = False
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
@@ -123,7 +123,7 @@ class ProcessEngine:
                 self._processes.prepare(self._spec.wake_fd)
             on_event(event)
 
-    async def _watch(self, process: asyncio.subprocess.Process, on_gone: OnGone) -> None:
+    async def _watch(self, process: RunningEngine, on_gone: OnGone) -> None:
         status = await process.wait()
         if not self._closing:
             on_gone(f"the engine process ended with status {status}")

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from daemon.api.health import Health, health_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.engine_manager import EngineManager
+from daemon.gateway.engine_processes import EngineProcesses
 from daemon.gateway.host_metrics import FREE, HostMetrics
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.queries import visible
@@ -33,8 +34,9 @@ class Status:
         inputs: Inputs,
         live: LiveSessions,
         host: HostMetrics,
+        processes: EngineProcesses,
     ) -> None:
-        self._live, self._host = live, host
+        self._live, self._host, self._processes = live, host, processes
         self._store, self._tasks, self._engine = store, tasks, engine
         self._sessions, self._inputs = sessions, inputs
         self._sinks = [
@@ -69,7 +71,7 @@ class Status:
     def health(self, client: Client) -> Health:
         """What is missing, and what is silent or late of what the client sees."""
         listed = visible(self._sessions.listed(0).sessions, client.tenant)
-        return health_of(self.not_ready(), listed, self.model)
+        return health_of(self.not_ready(), listed, self.model, spare=self._processes.has_spare)
 
     def is_stuck(self) -> bool:
         """Whether a forward pass does not end: only a restart of the daemon helps."""

@@ -167,14 +167,13 @@ def make_gateway(
         config,
         frozenset() if cores is None else cores.engine,
         command=engine_command,
-        spare=config.process.spare_engine,
         after_s=spare_after_s,
     )
     base = _base(config, source, routes, processes, restart_after_s)
     data = _data_way(base, commit_every_s)
     requests = _request_way(base, data)
     connect = connect or partial(_connect, base, data, processes, executor, watch)
-    http, query, agents, status = _servers(base, data, requests, serves=serves)
+    http, query, agents, status = _servers(base, data, requests, processes, serves=serves)
     return Gateway(
         cores=cores,
         store=base.store,
@@ -436,11 +435,13 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
 
 
 def _servers(
-    base: _Base, data: _DataWay, way: _RequestWay, *, serves: bool
+    base: _Base, data: _DataWay, way: _RequestWay, processes: EngineProcesses, *, serves: bool
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
     config, store, events = base.config, base.store, data.events
     host = HostMetrics(config, store)
-    status = Status(store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live, host)
+    status = Status(
+        store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live, host, processes
+    )
     requests = Requests(way.answer, data.sessions.observe, config.query.max_requests)
     messages = config.http.max_messages
     agents = None

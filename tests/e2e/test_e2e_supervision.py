@@ -15,6 +15,7 @@ import pytest
 from daemon.config.schema import ProcessConfig
 from daemon.gateway.notify import Notifier
 from daemon.supervision import TaskEnded
+from daemon.tenants import LOCAL, Client
 from feeds.durations import Duration
 from tests.kit import SECOND, inproc_config, until
 from tests.kit.inproc import RunningDaemon, running
@@ -101,29 +102,31 @@ async def test_a_thread_of_the_engine_that_ends_ends_the_daemon_with_its_name(na
         assert daemon.count("tasks_ended", outcome="failed") == 1
 
 
-def engines() -> set[int]:
-    """Engine processes of this one."""
-    children = (each / "children" for each in Path("/proc/self/task").iterdir())
+def engines(parent: str = "self") -> set[int]:
+    """Engine processes that another one has started."""
+    children = (each / "children" for each in Path(f"/proc/{parent}/task").iterdir())
     pids = {int(child) for each in children for child in each.read_text().split()}
     return {pid for pid in pids if b"daemon.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
-async def test_a_killed_engine_is_replaced_by_the_spare() -> None:
-    """Which has loaded the model."""
-    config = inproc_config(process=ProcessConfig(mode="two", drain=Duration(5 * SECOND)))
-    async with running(config, restart_after_s=(0.0,), spare_after_s=0.0) as daemon:
-        first = min(engines())
+@pytest.mark.parametrize("killed", ["engine", "spare"])
+async def test_a_killed_engine_is_replaced_by_another_fork_of_the_spare(killed: str) -> None:
+    """Which has loaded the model. Without the spare, its fork ends, too, and both are started again."""
+    config = inproc_config(process=ProcessConfig(mode="two", spare_engine=True, drain=Duration(5 * SECOND)))
+    async with running(config, restart_after_s=(0.0,)) as daemon:
+        (spare,) = engines()
+        (first,) = engines(str(spare))
+        assert daemon.gateway.status.health(Client(LOCAL, "test")).spare
         daemon.feed(4)
         await until(daemon.answers, 60.0)
-        await until(lambda: len(engines()) == 2, 30.0)
-        (spare,) = engines() - {first}
-        os.kill(first, signal.SIGKILL)
+        os.kill(first if killed == "engine" else spare, signal.SIGKILL)
         await until(lambda: daemon.count("engine_restarts") == 1, 30.0)
         await until(lambda: not daemon.gateway.status.not_ready(), 60.0)
-        assert spare in engines()
+        (waits,) = engines()
+        assert (waits == spare) == (killed == "engine")
+        assert first not in engines(str(waits))
         before = len(daemon.answers())
         daemon.feed(8)
         await until(lambda: len(daemon.answers()) > before, 60.0)
-        await until(lambda: len(engines()) == 2, 30.0)  # and there is another spare
         await daemon.gateway.stop()
     assert engines() == set()

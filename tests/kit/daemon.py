@@ -143,9 +143,8 @@ class Daemon:
     def engine(self) -> int | None:
         """Process id of the engine, while it runs."""
         pid = self.pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if b"daemon.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
+        for child in _engines(pid):
+            return next(iter(_engines(child)), child)  # a spare has forked it
         return None
 
     def get(self, path: str) -> tuple[int, str]:
@@ -318,3 +317,11 @@ def gone(pid: int) -> bool:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return True
+
+
+def _engines(parent: int) -> list[int]:
+    """Engine processes that another one has started."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [
+        int(pid) for pid in children if b"daemon.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

@@ -81,7 +81,7 @@ async def serving(
     source = PushedSource("http", limits)
 
     def health(client: Client) -> Health:
-        return health_of(["the engine is not up"], [], "")
+        return health_of(["the engine is not up"], [], "", spare=False)
 
     async def answer(asked: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return await bench.answer(asked, client, since)

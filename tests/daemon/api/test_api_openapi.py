@@ -42,7 +42,7 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
         Requests(awaited(answer)),
         Events(1, store, max_clients=1),
         Pushes({}, store, 1),
-        lambda client: health_of([], [], ""),
+        lambda client: health_of([], [], "", spare=False),
         Access(),
     )
     routes += generation_routes(FakeGenerator(), lambda outcome: None)

@@ -286,7 +286,7 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
     pushes, events = Pushes({"test": source}, store, 1 << 16), Events(1, store, max_clients=1, kept=1)
 
     def health(client: Client) -> Health:
-        return health_of([], [], "")
+        return health_of([], [], "", spare=False)
 
     async def answer(*_: object) -> messages.Reply:
         raise AssertionError("nothing is asked")

@@ -330,6 +330,6 @@ async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
 
 
 def test_health_tells_a_standby_from_a_daemon_that_waits() -> None:
-    assert state_of([STANDBY]) == health_of([STANDBY], [], "").status == "standby"
+    assert state_of([STANDBY]) == health_of([STANDBY], [], "", spare=False).status == "standby"
     assert state_of([STANDBY, FILLING]) == "waiting"
-    assert health_of(["the engine is not up"], [], "").status == "waiting"
+    assert health_of(["the engine is not up"], [], "", spare=False).status == "waiting"

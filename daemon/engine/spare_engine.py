@@ -1,0 +1,47 @@
+"""Whether there is memory for a spare engine, and how it comes about."""
+
+from collections.abc import Callable
+
+from daemon.config.schema import Config
+from daemon.engine.build import Loaded, pool_bytes
+from daemon.engine.memory_budget import SHARE, shown_bytes
+from daemon.engine.spec import SpareEngine
+from engine.free_memory import host_bytes, own_bytes
+from feeds.connector import SettingError
+
+KEY = "process.spare_engine"
+
+
+def spare_engine(
+    config: Config,
+    loaded: Loaded | None,
+    *,
+    own: Callable[[], int] = own_bytes,
+    available: Callable[[], int] = host_bytes,
+) -> SpareEngine:
+    """The spare of an engine whose process has loaded all it can. ``loaded``: the model, on a CPU.
+
+    A fork shares its memory until the engine writes to it; at worst, as a second process, it takes the same
+    again. That must fit beside pool and host tier. With `true` there is a spare even where it does not.
+    """
+    setting, forks = config.process.spare_engine, loaded is not None
+    if setting is False:
+        return SpareEngine(False, False, f"no spare engine: {KEY} = false")
+    if config.process.mode != "two":
+        return SpareEngine(False, False, "no spare engine: the engine has no process of its own")
+    try:
+        pool = 0 if loaded is None else pool_bytes(config, *loaded)
+    except SettingError:  # the engine says it as it is built
+        return SpareEngine(False, False, "no spare engine: there is no engine")
+    need, room = own(), available()
+    sentence = (
+        f"it takes up to {shown_bytes(need)}, and the pool {shown_bytes(pool)}, of which "
+        f"{shown_bytes(room)} are available"
+    )
+    if need + pool <= SHARE * room:
+        return SpareEngine(True, forks, f"a spare engine: {sentence}")
+    if setting is True:
+        return SpareEngine(
+            True, forks, f"a spare engine, since {KEY} = true, but it does not fit: {sentence}"
+        )
+    return SpareEngine(False, False, f"no spare engine, since it does not fit: {sentence} ({KEY})")
