@@ -163,6 +163,9 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     streams: tuple[NameStream, ...] = ()
     halted: tuple[str, ...] = ()
     sampling: generation.SamplingDefaults = generation.SamplingDefaults()
+    """Of the first model."""
+    others: tuple[generation.OtherModel, ...] = ()
+    """The models of `[[models]]`."""
 
 
 class VersionInputs(msgspec.Struct, frozen=True):

@@ -98,6 +98,8 @@ class SessionSpec:
     window: TapeWindow = field(default_factory=TapeWindow)
     text_tokens: int = 48
     """Most tokens of a text in a line."""
+    tokeniser: Tokeniser | None = None
+    """Of its model; None: the plane's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +459,9 @@ class DataPlane:
         self._metrics, self._skips, self._clock = metrics, skips, clock
         self._builder = BarBuilder([spec.feeds for spec in specs])
         texts = self._builder.texts
-        self._sessions = [_Session(spec, tokeniser, texts, metrics, skips) for spec in specs]
+        self._sessions = [
+            _Session(spec, spec.tokeniser or tokeniser, texts, metrics, skips) for spec in specs
+        ]
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._drained_until = clock()
@@ -558,11 +562,12 @@ class DataPlane:
                 return []
             found, bars = self._by_name[session], self._builder.open_bars(names.index(session))
         lines: list[list[int]] = []
+        tokeniser = found.spec.tokeniser or self._tokeniser
         if isinstance(found.spec.line, LineSpec):
-            lines = self._tokeniser.lines(bars, found.spec.line)
+            lines = tokeniser.lines(bars, found.spec.line)
         elif anchor is not None:
             with suppress(ValueError):
-                lines = self._tokeniser.compact(fields_of(bars, anchor))
+                lines = tokeniser.compact(fields_of(bars, anchor))
         return [token for line in lines for token in line]
 
     def cut(
@@ -642,8 +647,8 @@ class DataPlane:
             sessions: list[_Session] = []
             for spec, number in zip(specs, kept, strict=True):
                 if number is None:
-                    texts = self._builder.texts
-                    sessions.append(_Session(spec, self._tokeniser, texts, self._metrics, self._skips))
+                    texts, tokeniser = self._builder.texts, spec.tokeniser or self._tokeniser
+                    sessions.append(_Session(spec, tokeniser, texts, self._metrics, self._skips))
                 else:
                     sessions.append(self._sessions[number])
                     if spec is not sessions[-1].spec:

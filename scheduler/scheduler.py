@@ -55,7 +55,7 @@ class Scheduler:
 
     ``ordering`` applies to POOL requests; by prefix it needs the ``index``, an adaptive one draws from
     ``rng``. Without ``costs`` every staleness bound is due at once and `cost` never swaps; without a ``tier``
-    nothing swaps.
+    nothing swaps. Schedulers that take turns (`scheduler.turns`) share one ``inbox``.
     """
 
     def __init__(
@@ -71,11 +71,12 @@ class Scheduler:
         tier: OffloadTier | None = None,
         index: PrefixIndex | None = None,
         rng: random.Random | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
         self._observer = observer or Observer()
         self._costs, self._tier = costs, tier
-        self._inbox = Inbox(clock)
+        self._inbox = Inbox(clock) if inbox is None else inbox  # an empty one is false
         self._grouping = Grouping() if limits.grouping else None
         self._speculation = Speculation(limits, memory)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
@@ -210,19 +211,43 @@ class Scheduler:
         """Seconds until the next unfinished prompt times out or a deadline passes; None without one."""
         return self._live.next_due(self._clock())
 
+    @property
+    def first(self) -> PriorityClass | None:
+        """The highest class of all live work; None without any."""
+        return min((cls for cls, number in self.queues.live.items() if number), default=None)
+
     def step(self) -> bool:
         """Run one iteration; False when there was nothing to do."""
         now = self._clock()
-        received = self._receive(now)
+        self.charge_waits(now)
+        received = self.receive(now)
+        worked = self.advance(now) or received
+        if worked:
+            self._observer.depth(self.queues.waiting, self.queues.live)
+        return worked or len(self._inbox) > 0
+
+    def charge_waits(self, now: int) -> None:
+        """Charge the time until ``now`` (ns) to what work waited for, before `receive`."""
+        self._live.waits.advance(now)
+
+    def receive(self, now: int) -> bool:
+        """Carry out the calls of other threads.
+
+        Returns whether there was one, a prompt timed out, or a deadline passed.
+        """
+        calls = self._inbox.take()
+        for arrived in calls:
+            arrived()
+        return self._live.expire(now) or bool(calls)
+
+    def advance(self, now: int) -> bool:
+        """Plan, allocate, execute and commit one batch; False when nothing could run."""
         planned = self._plan(now)
         allocation = self._allocate(planned)
         executed = self._execute(self._speculation.draft(allocation.entries))
         if executed is not None:
             self._commit(executed)
-        worked = received or allocation.changed
-        if worked:
-            self._observer.depth(self.queues.waiting, self.queues.live)
-        return worked or len(self._inbox) > 0
+        return allocation.changed
 
     def close(self) -> None:
         """Refuse new work, and end all live work with `stopping`."""
@@ -230,16 +255,6 @@ class Scheduler:
         for arrived in self._inbox.take():
             arrived()
         self._live.close()
-
-    # Receive: carry out the calls of other threads.
-
-    def _receive(self, now: int) -> bool:
-        """Whether a call arrived, a prompt timed out, or a deadline passed."""
-        self._live.waits.advance(now)
-        calls = self._inbox.take()
-        for arrived in calls:
-            arrived()
-        return self._live.expire(now) or bool(calls)
 
     # Plan.
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from scheduler.scheduler import Scheduler
+from scheduler.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +15,7 @@ _BACKOFF_S = (0.01, 0.1, 1.0)
 
 
 class Worker:
-    """Runs a scheduler until stopped.
+    """Runs a scheduler, or several that take turns, until stopped.
 
     A watchdog reads `progress` and `idle`: the worker is alive if it is idle or made progress since the last
     look. ``when_idle`` is called on the worker's thread when a step found nothing to do, and again after the
@@ -24,7 +25,7 @@ class Worker:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Turns,
         name: str = "device-worker",
         when_idle: Callable[[], float | None] = lambda: None,
         make_thread: Callable[..., threading.Thread] = threading.Thread,

@@ -124,7 +124,9 @@ def _serve(clients: int, pipe: Connection) -> None:
             return messages.ErrorReply(request.id, "unknown_session", "there are none")
 
         access, pushes = Access(), Pushes({}, store, 1 << 20)
-        routes = api_routes(Requests(answer), events, pushes, lambda client: health_of([], [], ""), access)
+        routes = api_routes(
+            Requests(answer), events, pushes, lambda client: health_of([], [], "", spare=False), access
+        )
         server = HttpServer(
             lambda names: b"", list, more=routes, closing=events.close, max_listeners=clients, access=access
         )

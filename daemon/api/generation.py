@@ -36,6 +36,7 @@ class Turn(msgspec.Struct, frozen=True):
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """Generate one answer: after ``turns`` of a chat, a ``text``, or ``tokens``; give one of these.
 
+    Without a session, ``model`` answers, by its name in answers; "": the first that reads words.
     With a ``session`` the last turn asks its newest data version, after the earlier ones. ``max_tokens`` is
     an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
     number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
@@ -54,6 +55,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int = 0
     session: str = ""
+    model: str = ""
     turns: tuple[Turn, ...] = ()
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -241,8 +243,18 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int = 0
 
 
+class OtherModel(msgspec.Struct, frozen=True):
+    """A model beside the first, by its name in answers; ``aliases``: what clients may call it, too."""
+
+    name: str
+    revision: str
+    untrained: bool
+    aliases: tuple[str, ...] = ()
+    sampling: SamplingDefaults = SamplingDefaults()
+
+
 class ModelCatalog(msgspec.Struct, frozen=True):
-    """What the daemon serves: its own model, and each session under a model's name."""
+    """What the daemon serves: its own models, and each session under a model's name."""
 
     model: str
     revision: str
@@ -255,15 +267,37 @@ class ModelCatalog(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
     sampling: SamplingDefaults = SamplingDefaults()
+    """Of the first model."""
+    others: tuple[OtherModel, ...] = ()
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The daemon's models by all their names, the first one's first."""
+        found = dict.fromkeys((self.model, *self.aliases), self.model)
+        return found | {name: each.name for each in self.others for name in (each.name, *each.aliases)}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models, the daemon's own one first."""
-        return self.model, *self.aliases, *(SESSION + name for name in self.sessions)
+        """Names of the models, the daemon's own ones first."""
+        return *self.own, *(SESSION + name for name in self.sessions)
+
+    def model_of(self, model: str) -> str:
+        """Which of several models a name means, by its name in answers; "" for any that may answer."""
+        return self.own.get(model, "") if self.others else ""
+
+    def revision_of(self, model: str) -> str:
+        """The revision of the model that a name means; of a session, the first one's."""
+        own = self.own.get(model)
+        return next((each.revision for each in self.others if each.name == own), self.revision)
+
+    def sampling_of(self, model: str) -> SamplingDefaults:
+        """How the model that a name means samples; of a session, the first one's."""
+        own = self.own.get(model)
+        return next((each.sampling for each in self.others if each.name == own), self.sampling)
 
     def session_of(self, model: str) -> str | None:
-        """The session that a model's name means, "" for the daemon's own model; None for an unknown name."""
-        if model == self.model or model in self.aliases:
+        """The session that a model's name means, "" for the daemon's own models; None for an unknown name."""
+        if model in self.own:
             return ""
         name = model.removeprefix(SESSION)
         return name if name != model and name in self.sessions else None

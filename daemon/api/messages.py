@@ -385,9 +385,14 @@ SocketRequest = ClientRequest | Hello | Heartbeat | Cancel | Subscribe | Unsubsc
 
 
 class ReplyMetadata(AnswerMetadata, frozen=True, kw_only=True):
-    """The metadata of an answer in reply to a request; ``cached``: it was there before the request."""
+    """The metadata of an answer in reply to a request; ``cached``: it was there before the request.
+
+    ``model``: the one that answered. Of several models, ``session`` may be another than the one that was
+    asked: of the same symbols, with a model that can answer.
+    """
 
     cached: bool = False
+    model: str = ""
 
 
 class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
@@ -417,7 +422,8 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
 class SessionInfo(msgspec.Struct, frozen=True):
     """One session: its symbols, its newest version, and the tokens and bars in its window.
 
-    ``owner``: query address of the daemon that serves it, empty where that has none. ``owner_failure``: why
+    ``model``: what the configuration calls the model that reads it, empty where it has no name. ``owner``:
+    query address of the daemon that serves it, empty where that has none. ``owner_failure``: why
     it did not say this itself; then it is what the asked daemon knows.
     """
 
@@ -439,6 +445,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     silent: bool = False
     halted: bool = False
     more_symbols: tuple[str, ...] = ()
+    model: str = ""
     owner: str = ""
     owner_failure: Code | Literal[""] = ""
 

@@ -106,10 +106,11 @@ class Endpoints:
             client, asked = await _read(request, api.request)
             served, salt = self._generator.served(client), client.tenant.salt
             wanted = [
-                msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.parse(asked, served)
+                msgspec.structs.replace(each, salt=salt(each.salt), model=served.model_of(asked.model))
+                for each in api.parse(asked, served)
             ]
-            fingerprint = f"fp_{served.revision}"
-            made = ReplyIdentity(key, int(time.time()), asked.model, fingerprint, served.sampling)
+            fingerprint, defaults = f"fp_{served.revision_of(asked.model)}", served.sampling_of(asked.model)
+            made = ReplyIdentity(key, int(time.time()), asked.model, fingerprint, defaults)
             events = self._generator.run(wanted, client)
             if not asked.stream:
                 done = await unless_gone(request, _all(events, len(wanted)))
@@ -126,8 +127,9 @@ class Endpoints:
 
         async def answer() -> Response:
             client, asked = await _read(request, anthropic.CountRequest)
-            counted = MESSAGES.counted(asked, self._generator.served(client))
-            counted = msgspec.structs.replace(counted, salt=client.tenant.salt())
+            served = self._generator.served(client)
+            counted, model = MESSAGES.counted(asked, served), served.model_of(asked.model)
+            counted = msgspec.structs.replace(counted, salt=client.tenant.salt(), model=model)
             tokens = await unless_gone(request, self._generator.count(counted, client))
             return _json(anthropic.Counted(tokens), key)
 
@@ -141,7 +143,11 @@ class Endpoints:
             try:
                 client, asked = await _read(request, systemone.DecisionRequest)
                 served, salt = self._generator.served(client), client.tenant.salt()
-                wanted = [msgspec.structs.replace(each, salt=salt) for each in systemone.parse(asked, served)]
+                model = served.model_of(asked.model)
+                wanted = [
+                    msgspec.structs.replace(each, salt=salt, model=model)
+                    for each in systemone.parse(asked, served)
+                ]
                 done = await unless_gone(request, _all(self._generator.run(wanted, client), len(wanted)))
                 return _json(systemone.build_response(asked, wanted, served, done), key)
             except QueryError as failed:

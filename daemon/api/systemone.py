@@ -272,12 +272,13 @@ def build_response(
     """The reply."""
     pairs = zip(asked.questions.items(), done, strict=True)
     answers = {name: _answer(question, each) for (name, question), each in pairs}
-    session = wanted[0].session
+    session, answered = wanted[0].session, done[0].metadata
     usage = DecisionUsage(
         sum(max(0, each.prompt_tokens - each.reused_tokens) for each in done),
         sum(each.answer_tokens for each in done),
     )
-    return DecisionResponse(f"session:{session}" if session else served.model, answers, usage)
+    model = f"session:{answered.session or session}" if session else answered.model or served.model
+    return DecisionResponse(model, answers, usage)
 
 
 def _answer(question: Question, done: Finished) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:
@@ -330,9 +331,9 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 def cards(served: ModelCatalog) -> tuple[ModelCard, ...]:
-    """The daemon's own model, also under the name that clients ask for by default, and each session."""
+    """The daemon's own models, also under the name that clients ask for by default, and each session."""
     day = datetime.fromtimestamp(served.since, UTC).date().isoformat()
-    own = dict.fromkeys((served.model, *served.aliases, ALIAS))
+    own = dict.fromkeys((*served.own, ALIAS))
     return (
         *(ModelCard(name, "the daemon's model, about the state of a request", day) for name in own),
         *(ModelCard(f"session:{name}", f"about the newest data of {name}", day) for name in served.sessions),

@@ -352,7 +352,8 @@ def compare(answer: Answer, derived: Derived, *, bits: bool = False) -> Reproduc
 def deterministic(config: Config) -> Config:
     """The same with one thread on the CPU."""
     model = msgspec.structs.replace(config.model, threads=1, device="cpu")
-    return msgspec.structs.replace(config, model=model)
+    models = tuple(msgspec.structs.replace(each, device="cpu") for each in config.models)
+    return msgspec.structs.replace(config, model=model, models=models)
 
 
 async def _batches(brokers: Mapping[str, Broker | FileLog], planned: ReadPlan) -> Batches:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from daemon import protocol
+from daemon.config.by_model import of_session
 from daemon.config.schema import Config
 from daemon.config.symbols import Names, numbered, routes
 from daemon.engine.assembly import wire_engine
@@ -300,7 +301,7 @@ class Replay:
     def _standing(self, answer: Answer) -> Standing:
         return next(
             each
-            for each in self.host.questions.registry.standing(answer.session)
+            for each in self.host.first.questions.registry.standing(answer.session)
             if (each.question.name, each.question_hash) == (answer.question, answer.question_hash)
         )
 
@@ -348,6 +349,7 @@ def alone(config: Config, name: str) -> Config:
     All questions are asked of all versions: whether one was due depends on where reading begins.
     """
     (session,) = (each for each in config.sessions if each.name == name)
+    config = of_session(config, session)
     session = msgspec.structs.replace(
         session, idle_close=Duration(0), refresh_idle=Duration(0), divergence_every=Duration(0)
     )

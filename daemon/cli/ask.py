@@ -48,18 +48,19 @@ def command(
 ) -> None:
     """Ask a running daemon a QUESTION, or a standing one by its name; the answer names its data version."""
     asked = session, question, max_tokens, choices, early_exit, max_age_s
-    click.echo(shown(query(endpoint, lambda client: client.ask(*asked), timeout)))
+    click.echo(shown(query(endpoint, lambda client: client.ask(*asked), timeout), session))
 
 
-def shown(reply: AskReply) -> str:
-    """The answer, and below it what it is worth."""
+def shown(reply: AskReply, session: str) -> str:
+    """The answer, and below it what it is worth, and who answered where that is not the ``session`` asked."""
+    other = f"{reply.session} answered, by {reply.model}: " if reply.session != session else ""
     source = "answered ahead" if reply.cached else "computed now"
     untrained = ", untrained model" if reply.untrained else ""
     judged = ""
     if reply.probability is not None and reply.choice_set is not None:
         judged = f"probability {reply.probability:.3f}, choice set {{{', '.join(reply.choice_set)}}}, "
     return (
-        f"{reply.text}\n  version {reply.data_version}, logit gap {reply.logit_gap:.3f}, {judged}"
+        f"{reply.text}\n  {other}version {reply.data_version}, logit gap {reply.logit_gap:.3f}, {judged}"
         f"{reply.staleness_ns / 1e9:.3f} s since the event, {reply.latency_ns / 1e6:.2f} ms, "
         f"{source}{untrained}"
     )

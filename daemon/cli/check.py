@@ -12,6 +12,7 @@ import click
 import zmq
 
 from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option, tell_if_cold
+from daemon.config.by_model import by_model
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
@@ -75,30 +76,33 @@ def _cores(config: Config) -> Iterator[Finding]:
 
 def _model(config: Config, group: int) -> Iterator[Finding]:
     built = build(config, {})
-    untrained = ", untrained" if built.loaded.untrained else ""
-    yield Finding("model.path", f"{built.loaded.name} passes its canary{untrained}")
-    choice = built.loaded.choice
-    yield Finding("model.layers", f"{built.loaded.layers_run}{f': {choice}' if choice else ''}")
-    pool = built.engine.pool
-    yield Finding("pool.blocks", f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB")
-    if config.opens_by_partition:
-        yield _room(built, config, group)
-    registry = Registry(built.prepare)
     asked = 0
-    for declared in questions_of(config):
-        try:
-            tokens = len(register(registry, declared).prepared.prompt_tokens)
-        except SettingError as error:
-            yield Finding(error.key, error.message, ok=False)
-            continue
-        asked += 1
-        if tokens > config.scheduler.max_prompt_tokens:
-            limit = config.scheduler.max_prompt_tokens
-            yield Finding(
-                "scheduler.max_prompt_tokens",
-                f"question {declared.question.name} has {tokens} tokens, the limit is {limit}",
-                ok=False,
-            )
+    for number, (part, each) in enumerate(zip(by_model(config), built.all, strict=True)):
+        table = f"models[{number - 1}]" if number else "model"
+        untrained = ", untrained" if each.loaded.untrained else ""
+        yield Finding(f"{table}.path", f"{each.loaded.name} passes its canary{untrained}")
+        choice = each.loaded.choice
+        yield Finding(f"{table}.layers", f"{each.loaded.layers_run}{f': {choice}' if choice else ''}")
+        pool = each.engine.pool
+        key = f"{table}.blocks" if number else "pool.blocks"
+        yield Finding(key, f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB")
+        if part.opens_by_partition and part.sessions:
+            yield _room(each, part, group)
+        registry = Registry(each.prepare)
+        for declared in questions_of(part):
+            try:
+                tokens = len(register(registry, declared).prepared.prompt_tokens)
+            except SettingError as error:
+                yield Finding(error.key, error.message, ok=False)
+                continue
+            asked += 1
+            if tokens > config.scheduler.max_prompt_tokens:
+                limit = config.scheduler.max_prompt_tokens
+                yield Finding(
+                    "scheduler.max_prompt_tokens",
+                    f"question {declared.question.name} has {tokens} tokens, the limit is {limit}",
+                    ok=False,
+                )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")
 
 

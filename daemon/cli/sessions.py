@@ -66,8 +66,9 @@ def _texts(settings: tuple[str, ...]) -> dict[str, str | list[str]]:
 
 def _shown(session: SessionInfo) -> str:
     symbols = " ".join((session.symbol, *session.more_symbols))
+    by = f" read by {session.model}" if session.model else ""
     return (
-        f"{session.name}: {symbols}, version {session.data_version}, {session.live_records} bars of "
+        f"{session.name}: {symbols}{by}, version {session.data_version}, {session.live_records} bars of "
         f"{session.live_tokens} tokens, {len(session.questions)} standing questions"
     )
 

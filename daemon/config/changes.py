@@ -10,6 +10,7 @@ from daemon.config.symbols import Rolls, rolls_of
 from flash.question import Question
 
 WINDOW = (
+    "model",
     "symbol",
     "more_symbols",
     "price_decimals",
@@ -101,6 +102,9 @@ def _fixed(old: Config, new: Config) -> list[str]:
     for table in (field.name for field in msgspec.structs.fields(Config)):
         ours, theirs = getattr(old, table), getattr(new, table)
         if table in LIVE or ours == theirs:
+            continue
+        if isinstance(ours, tuple):
+            found.append(table)
             continue
         keys = [field.name for field in msgspec.structs.fields(ours)]
         found += [f"{table}.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)]

@@ -9,8 +9,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from msgspec import structs
 
+from daemon.config.answerable import refusal_of
+from daemon.config.by_model import by_model, key_of_file
 from daemon.config.errors import ConfigProblem
-from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
+from daemon.config.schema import ALL, BarsConfig, Config, ModelConfig, SessionConfig, required_keys
+from daemon.config.standing import is_asked, question_of
 from daemon.config.symbol_checks import symbol_problems
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
@@ -28,12 +31,14 @@ def cross_check(config: Config) -> list[ConfigProblem]:
     """Every contradiction between settings."""
     checks = (
         _sessions,
+        _models,
         _aliases,
         _symbols,
         _units,
         _price_scales,
         _rollups,
         _questions,
+        _answerable,
         _positions,
         _pool,
         _scheduler,
@@ -128,13 +133,57 @@ def _sessions(config: Config) -> Iterator[KeyProblem]:
             yield here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
 
 
+def models_of(config: Config) -> Iterator[tuple[str, ModelConfig]]:
+    """The models by their tables."""
+    yield "model", config.model
+    for index, model in enumerate(config.models):
+        yield f"models[{index}]", model
+
+
+def _models(config: Config) -> Iterator[KeyProblem]:
+    """Each name means one model, and each session's model is there."""
+    named: dict[str, str] = {}
+    for table, model in models_of(config) if config.models else ():
+        for key, name in (("name", model.name), *(("aliases", each) for each in model.aliases)):
+            if name and named.setdefault(name, f"{table}.{key}") != f"{table}.{key}":
+                yield f"{table}.{key}", f"{name!r} is already {named[name]}"
+    for table, model in models_of(config):
+        if table != "model" and model.threads:
+            yield f"{table}.threads", "one thread runs all models: set model.threads for them"
+    names = [model.name for _, model in models_of(config) if model.name]
+    tables = [(f"sessions[{n}]", each.model) for n, each in enumerate(config.sessions)]
+    tables += [(f"patterns[{n}]", each.model) for n, each in enumerate(config.patterns)]
+    for table, name in tables:
+        if name and name not in names:
+            known = ", ".join(names) or "that of [model], without a name"
+            yield f"{table}.model", f"there is no model named {name!r}; there are: {known}"
+
+
+def _answerable(config: Config) -> Iterator[KeyProblem]:
+    """Of several models, one of those that are asked can answer, and each that is named."""
+    if not config.models:
+        return
+    for index, asked in enumerate(config.questions):
+        try:
+            question = question_of(asked)
+        except ValueError:  # `_questions` says why
+            continue
+        sessions = [each for each in config.all_sessions if is_asked(asked, each.name)]
+        why = {each.name: refusal_of(config.model_of(each), question) for each in sessions}
+        if why and all(why.values()):
+            yield f"questions[{index}].text", f"no session's model can answer it: {next(iter(why.values()))}"
+            continue
+        for name in asked.sessions:
+            if why.get(name):
+                yield f"questions[{index}].sessions", f"{name}: {why[name]}"
+
+
 def _aliases(config: Config) -> Iterator[KeyProblem]:
-    for index, alias in enumerate(config.model.aliases):
-        if not alias or alias.startswith("session:"):
-            yield (
-                f"model.aliases[{index}]",
-                f"{alias!r} must not be empty or begin with session:, as sessions do",
-            )
+    for table, model in models_of(config):
+        for index, alias in enumerate(model.aliases):
+            if not alias or alias.startswith("session:"):
+                why = f"{alias!r} must not be empty or begin with session:, as sessions do"
+                yield f"{table}.aliases[{index}]", why
 
 
 def _symbols(config: Config) -> Iterator[KeyProblem]:
@@ -242,7 +291,9 @@ def _pool(config: Config) -> Iterator[KeyProblem]:
         window = _LEAST_LINE * (session.retention_records or _LEAST_BARS)
         return structs.replace(session, retention_tokens=min(session.retention_tokens, window))
 
-    yield from pool_problems(config, at_least)
+    for number, part in enumerate(by_model(config)):
+        for key, why in pool_problems(part, at_least):
+            yield key_of_file(config, number, key), why
 
 
 def pool_problems(config: Config, known: Callable[[SessionConfig], SessionConfig]) -> Iterator[KeyProblem]:

@@ -51,15 +51,15 @@ _QUALITY = (*(kind.name for kind in RULED if kind.actions), "bad_tick_band", "sp
 
 def settings_of(config: Config, session: SessionConfig, questions: Sequence[Question]) -> dict[str, Any]:
     """These settings by key, as in JSON; ``questions``: the session's standing ones."""
-    bars = session.bars(config.bars)
+    bars, model = session.bars(config.bars), config.model_of(session)
     found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
     found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
     found |= zip((f"quality.{name}" for name in _QUALITY), quality_settings(config), strict=True)
     found |= {f"events.{name}": getattr(config.events, name) for name in _EVENTS}
     found |= {
-        "model.dtype": config.model.dtype,
-        "model.describe": config.model.describe,
-        "model.system_prompt": config.model.system_prompt,
+        "model.dtype": model.dtype,
+        "model.describe": model.describe,
+        "model.system_prompt": model.system_prompt,
         "flash.placement": config.flash.placement,
         "pool.frame_limit": config.pool.frame_limit,
         "source.sequence": config.source.sequence,
@@ -87,7 +87,8 @@ def quality_settings(config: Config) -> list[object]:
 def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
     events = tuple(getattr(config.events, name) for name in _EVENTS)
-    return _window_settings(config.model.path, config.bars, tuple(quality_settings(config)), events, session)
+    model = config.model_of(session).path
+    return _window_settings(model, config.bars, tuple(quality_settings(config)), events, session)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from daemon.config.load import POLICIES
 from daemon.config.overrides import bare
-from daemon.config.schema import Config, PatternConfig, SessionSettings
+from daemon.config.schema import Config, ModelConfig, NamedModel, PatternConfig, SessionSettings
 from daemon.config.tenants_file import TenantTable
 from feeds.decimals import Fixed
 
@@ -50,6 +50,9 @@ def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> I
     fields = cast(inspect.StructType, inspect.type_info(struct)).fields
     if struct is PatternConfig:  # it stands in the same list as others
         path, fields = "sessions", tuple(f for f in fields if f.name not in SessionSettings.__struct_fields__)
+    if struct is NamedModel:
+        same = set(ModelConfig.__struct_fields__) - {"name"}
+        fields = tuple(f for f in fields if f.name not in same)
     tables = [field for field in fields if _table(field.type) is not None]
     keys = [field for field in fields if field not in tables]
     with_match = " with `match`" if struct is PatternConfig else ""

@@ -57,8 +57,12 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Table, frozen=True):
-    """The language model."""
+    """The language model; `[[models]]` are others beside it."""
 
+    name: Annotated[
+        str,
+        about("what sessions call this model where there are `[[models]]`, and clients beside its own name"),
+    ] = ""
     path: Annotated[
         str,
         about(
@@ -153,6 +157,21 @@ class ModelConfig(Table, frozen=True):
     abstain_below: Annotated[
         float, about("probability below which an answer has the flag `abstained`", ge=0, le=1)
     ] = 0.0
+
+
+class NamedModel(ModelConfig, frozen=True, kw_only=True):
+    """Another model, with sessions, a KV pool and a host tier of its own; it has all other keys of `[model]`
+    but `threads`.
+
+    All models share the worker thread, and the memory that they fit in together.
+    """
+
+    name: Annotated[
+        str,
+        about("what sessions call this model, and clients beside its own name", pattern=_NAME, max_length=64),
+    ]
+    blocks: Annotated[int, about("blocks of its pool, as `pool.blocks`", ge=0)] = 0
+    host_blocks: Annotated[int, about("blocks of its host tier, as `pool.host_blocks`", ge=0)] = 0
 
 
 class PoolConfig(Table, frozen=True):
@@ -433,6 +452,7 @@ class RollupConfig(Table, frozen=True):
 class SessionSettings(_in_place_of("bars", BarsConfig), kw_only=True):  # type: ignore[misc, call-arg]
     """What a session says about its window, beside what it reads."""
 
+    model: Annotated[str, about('name of the model that reads it; "" is the one of `[model]`')] = ""
     price_scale: Annotated[
         Annotated[int, Meta(ge=0, le=18)] | None,
         about(
@@ -1113,6 +1133,7 @@ class Config(Table, frozen=True):
 
     standing: _Set = "paper_six"
     model: ModelConfig = ModelConfig()
+    models: tuple[NamedModel, ...] = ()
     pool: PoolConfig = PoolConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     bars: BarsConfig = BarsConfig()
@@ -1138,6 +1159,10 @@ class Config(Table, frozen=True):
     def all_sessions(self) -> tuple[SessionConfig, ...]:
         """The sessions, and one such as each pattern opens."""
         return (*self.sessions, *(each.example for each in self.patterns))
+
+    def model_of(self, session: SessionSettings) -> ModelConfig:
+        """The model that reads a session or a pattern's."""
+        return next((each for each in self.models if each.name == session.model), self.model)
 
     @property
     def skips(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from daemon.config.answerable import refusal_of
 from daemon.config.question_sets import SETS
 from daemon.config.schema import Config, QuestionConfig
 from feeds.decimals import parse_fixed
@@ -21,14 +22,23 @@ class StandingQuestion(NamedTuple):
 
 
 def questions_of(config: Config) -> Iterator[StandingQuestion]:
-    """In the order they are asked."""
+    """In the order they are asked. Of several models, one is not asked what it cannot answer."""
     preset = SETS[config.standing]
     for session in config.sessions:
+        model = config.model_of(session)
         for question in preset:
             yield StandingQuestion("standing", session.name, question)
         for index, asked in enumerate(config.questions):
-            if not asked.sessions or any(fnmatchcase(session.name, each) for each in asked.sessions):
-                yield StandingQuestion(f"questions[{index}]", session.name, question_of(asked))
+            if not is_asked(asked, session.name):
+                continue
+            question = question_of(asked)
+            if not config.models or not refusal_of(model, question):
+                yield StandingQuestion(f"questions[{index}]", session.name, question)
+
+
+def is_asked(asked: QuestionConfig, session: str) -> bool:
+    """Whether the table says that the session of this name is asked."""
+    return not asked.sessions or any(fnmatchcase(session, each) for each in asked.sessions)
 
 
 def question_of(asked: QuestionConfig) -> Question:

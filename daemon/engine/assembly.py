@@ -2,10 +2,15 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from msgspec import structs
+
 from daemon import protocol
+from daemon.api.generation import OtherModel
+from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
@@ -20,7 +25,7 @@ from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.sampling_defaults import sampling_defaults
-from daemon.engine.service import EngineHost
+from daemon.engine.service import EngineHost, ServedModel
 from daemon.engine.session_lifecycle import EngineSessions
 from daemon.engine.session_parts import SessionParts, refresh_policy
 from daemon.engine.snapshot_writer import Snapshots
@@ -35,11 +40,13 @@ from ingest.ring import Ring
 from metrics.store import MetricStore
 from regions.prefix_index import PrefixIndex
 from scheduler.costs import LearningExecutor
+from scheduler.inbox import Inbox
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.rebuild import Rebuilder
 from scheduler.refresh import Comparison, Refresher
 from scheduler.scheduler import Scheduler
+from scheduler.turns import Turns
 from scheduler.worker import Worker
 
 
@@ -59,27 +66,67 @@ def wire_engine(
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
-    ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
+    ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the first
+    model's engine (tests).
     ``credits``, ``standby``, ``watch``: see `TapeFeeder`.
     """
-    registry = registry_of(config, built)
-    config, pool, limits = built.opened, built.engine.pool, limits_of(config)
-    observer = EngineObserver(store, pool)
-    scheduler = scheduler_of(config, built, observer, executor)
+    parts = by_model(config)
+    inbox = Inbox(time.monotonic_ns)
+    observer = EngineObserver(store, *(each.engine.pool for each in built.all))
+    schedulers = [
+        scheduler_of(part, each, observer, None if number else executor, inbox)
+        for number, (part, each) in enumerate(zip(parts, built.all, strict=True))
+    ]
+    names = {session.name for each in built.all for session in each.opened.sessions}
+    opened = structs.replace(config, sessions=tuple(s for s in config.sessions if s.name in names))
     # Listeners on a commit are called in this order: those that record the version, then those that query it.
     feeder = TapeFeeder(
-        config,
+        opened,
         ring,
         source,
         built,
-        numbered(config.sessions) if symbols is None else symbols,
-        scheduler,
+        numbered(opened.sessions) if symbols is None else symbols,
+        schedulers[0],
         store,
         emit=emit,
         credits=credits,
         standby=standby,
         watch=watch,
+        others=list(zip(built.others, schedulers[1:], strict=True)),
     )
+    models: list[ServedModel] = []
+    idle: list[Callable[[], float | None]] = []
+    for number, (part, each, scheduler) in enumerate(zip(parts, built.all, schedulers, strict=True)):
+        with keys_of_file(config, number):
+            model, hooks = _served(part, each, scheduler, feeder, observer, store, emit)
+        models.append(model)
+        idle += hooks
+    threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
+    steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
+    worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make)
+    memory = MemoryMetrics([(each.engine, each.tiers) for each in built.all], store)
+    tapes = ChainMap(*(each.tapes for each in built.all))
+    capacity = CapacityMetrics(store, [each.engine.pool for each in built.all], tapes)
+    gauges: list[Callable[[], None]] = [memory, capacity]
+    gauges += [each.snapshots.note for each in models]
+    return EngineHost(_ready_event(opened, models), worker, feeder, models, gauges, threads, emit)
+
+
+def _served(
+    config: Config,
+    built: Built,
+    scheduler: Scheduler,
+    feeder: TapeFeeder,
+    observer: Observer,
+    store: MetricStore,
+    emit: Emit,
+) -> tuple[ServedModel, Sequence[Callable[[], float | None]]]:
+    """What serves the sessions of one model, and its idle hooks.
+
+    Raises SettingError for an unusable standing question.
+    """
+    registry = registry_of(config, built)
+    config, pool, limits = built.opened, built.engine.pool, limits_of(config)
     versions = Versions(scheduler, store, emit)
     confidence = Confidence(config, built.prompt, built.calibration, store)
     position = ready_position(config, built, scheduler)
@@ -92,33 +139,42 @@ def wire_engine(
     snapshots = Snapshots(config, built, scheduler, feeder, parts, store)
     questions = StandingQuestions(registry, built, scheduler, limits, confidence, emit)
     sessions = EngineSessions(config, built, scheduler, feeder, questions, parts, snapshots, store, emit)
-    view = PromptView(built, scheduler, prompts, registry, emit)
-    threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
-    rebuild = Rebuilder(scheduler, time.monotonic_ns).idle
+    rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(pool, built.tapes.values(), built.tiers, store)
-    idle = partial(_soonest, answers.idle, refresher.idle, rebuild, maintenance, snapshots)
-    worker = Worker(scheduler, when_idle=idle, make_thread=threads.make)
-    memory, ready = MemoryMetrics(built.engine, built.tiers, store), _ready_event(config, built, snapshots)
-    gauges = memory, CapacityMetrics(store, pool, built.tapes), snapshots.note
-    return EngineHost(
-        ready, worker, feeder, questions, sessions, snapshots, parts, view, gauges, threads, emit
-    )
+    idle = answers.idle, refresher.idle, rebuilder.idle, maintenance, snapshots
+    view = PromptView(built, scheduler, prompts, registry, emit)
+    return ServedModel(questions, sessions, snapshots, parts, view), idle
 
 
-def _ready_event(config: Config, built: Built, snapshots: Snapshots) -> protocol.EngineReady:
-    """What the gateway learns of the engine when it is ready."""
-    loaded = built.loaded
-    resumed = {s.name: snapshots.resumed(s) for s in config.sessions if s.name in built.restored}
+def _ready_event(config: Config, models: Sequence[ServedModel]) -> protocol.EngineReady:
+    """What the gateway learns of the engine when it is ready. ``config``: with all sessions that are open."""
+    first, restored = models[0].built, ChainMap(*(each.built.restored for each in models))
+    resumed = {
+        session.name: model.snapshots.resumed(session)
+        for model in models
+        for session in config.sessions
+        if session.name in model.built.restored
+    }
     return protocol.EngineReady(
-        loaded.name,
-        loaded.revision,
-        loaded.untrained,
-        str(loaded.device),
-        built.engine.pool.total_blocks,
+        first.names[0],
+        first.loaded.revision,
+        first.loaded.untrained,
+        str(first.loaded.device),
+        sum(each.built.engine.pool.total_blocks for each in models),
         {name: positions for name, (positions, _) in resumed.items()},
         tuple({stream for _, streams in resumed.values() for stream in streams}),
-        tuple(name for name, state in built.restored.items() if state.halted),
-        sampling_defaults(config.model, loaded.generation),
+        tuple(name for name, state in restored.items() if state.halted),
+        sampling_defaults(first.opened.model, first.loaded.generation),
+        tuple(
+            OtherModel(
+                built.names[0],
+                built.loaded.revision,
+                built.loaded.untrained,
+                built.names[1:],
+                sampling_defaults(built.opened.model, built.loaded.generation),
+            )
+            for built in first.others
+        ),
     )
 
 
@@ -129,7 +185,11 @@ def ready_position(config: Config, built: Built, scheduler: Scheduler) -> ReadyP
 
 
 def scheduler_of(
-    config: Config, built: Built, observer: Observer, executor: Executor | None = None
+    config: Config,
+    built: Built,
+    observer: Observer,
+    executor: Executor | None = None,
+    inbox: Inbox | None = None,
 ) -> Scheduler:
     """The daemon's scheduler: its policy, prefix cache, host tier and cost model."""
     settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
@@ -145,6 +205,7 @@ def scheduler_of(
         tier=built.tiers.host,
         index=PrefixIndex(engine.cache) if ordering.by_prefix else None,
         rng=random.Random(0),
+        inbox=inbox,
     )
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from msgspec import structs
 
+from daemon.config.answerable import terse_text
+from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.checks import tables_of
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.memory_budget import check_memory, check_weights, fitting_blocks
+from daemon.engine.memory_budget import SharedMemory, check_memory, check_weights, fitting_blocks
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
@@ -23,15 +25,16 @@ from engine.device import in_own_thread, out_of_memory, use_threads
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.chat_format import PromptFormat, Terse, TerseQuestion
-from engine.model.embedded import TAPE_MODEL, embedded_directory
+from engine.model.chat_format import PromptFormat
+from engine.model.embedded import embedded_directory
 from engine.model.gguf import gguf_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, resolve_device
+from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion
 from feeds.connector import SettingError
 from feeds.decimals import to_units
 from flash.confidence import Calibration
-from flash.question import EXACT_VALUE, PAPER_SIX, PreparedQuestion, Question
+from flash.question import EXACT_VALUE, PreparedQuestion, Question
 from flash.registry import BadQuestion, Registry, Standing
 from ingest.compact import WIDEST, WIDEST_LINE, CompactSpec
 from ingest.lines import LineSpec
@@ -75,6 +78,15 @@ class Built:
     """What each session goes on from."""
     restored: dict[str, SavedSession] = field(default_factory=dict)
     """Sessions whose tape came back from a snapshot."""
+    names: tuple[str, ...] = ()
+    """Its own name, by which answers name it, then what the configuration calls it."""
+    others: tuple["Built", ...] = ()
+    """Of `[[models]]`, each with its own sessions."""
+
+    @property
+    def all(self) -> tuple["Built", ...]:
+        """Every model, this one first."""
+        return self, *self.others
 
     @cached_property
     def identity(self) -> Identity:
@@ -213,13 +225,7 @@ def text_of(prompt: PromptFormat, question: Question) -> str:
     # the paper's texts are for models that read
     if prompt.terse is None:
         return prompt.briefly(question.text) if question.is_brief else question.text
-    paper = {_worded(each.text): each.name for each in PAPER_SIX}
-    return paper.get(_worded(question.text), question.text)
-
-
-def _worded(text: str) -> str:
-    """Identity of a question's words alone."""
-    return Question(text, text, None).hash
+    return terse_text(question)
 
 
 def registry_of(config: Config, built: Built) -> Registry:
@@ -279,16 +285,25 @@ def directory_of(settings: ModelConfig) -> Path:
     return path if settings.path else TAPE_MODEL
 
 
-def load_on_cpu(config: Config) -> Loaded | None:
-    """As `load`, in a thread of its own, if the model runs on a CPU."""
-    if resolve_device(config.model.device) != "cpu":
-        return None
+def load_on_cpu(config: Config) -> tuple[Loaded, ...]:
+    """As `load_all`, in a thread of its own, if all models run on a CPU; none otherwise."""
+    if any(resolve_device(each.device) != "cpu" for each in (config.model, *config.models)):
+        return ()
 
-    def work() -> Loaded:
+    def work() -> tuple[Loaded, ...]:
         use_threads(config.model.threads)
-        return load(config)
+        return load_all(config)
 
     return in_own_thread(work)
+
+
+def load_all(config: Config) -> tuple[Loaded, ...]:
+    """Load every model, in the order of `by_model`. Raises SettingError as `load`."""
+    loaded = []
+    for number, part in enumerate(by_model(config)):
+        with keys_of_file(config, number):
+            loaded.append(load(part))
+    return tuple(loaded)
 
 
 def load(config: Config) -> Loaded:
@@ -353,18 +368,42 @@ def opened_at_start(config: Config) -> Config:
 def build(
     config: Config,
     progress: Mapping[str, Progress],
-    ahead: Loaded | None = None,
+    ahead: tuple[Loaded, ...] = (),
     *,
     opens_all: bool = False,
 ) -> Built:
-    """Load the model, size the pool and open the tapes of `opened_at_start`, or with ``opens_all`` of all
+    """Load the models, size their pools and open the tapes of `opened_at_start`, or with ``opens_all`` of all
     sessions; each goes on from its ``progress``.
 
-    ``ahead``: the model of `load_on_cpu`. Runs in a thread of its own, because another one will use the
+    ``ahead``: the models of `load_on_cpu`. Runs in a thread of its own, because another one will use the
     device. Raises SettingError naming the key.
     """
-    opened = config if opens_all else opened_at_start(config)
-    return in_own_thread(lambda: _build(config, opened, progress, ahead))
+    return in_own_thread(lambda: _build_all(config, progress, ahead, opens_all=opens_all))
+
+
+def _build_all(
+    config: Config, progress: Mapping[str, Progress], ahead: tuple[Loaded, ...], *, opens_all: bool
+) -> Built:
+    use_threads(config.model.threads)
+    models, memory = ahead or load_all(config), SharedMemory()
+    found: list[Built] = []
+    for number, (part, model) in enumerate(zip(by_model(config), models, strict=True)):
+        with keys_of_file(config, number):
+            opened = part if opens_all else opened_at_start(part)
+            built = _build(part, opened, progress, model, memory)
+            found.append(replace(built, names=_names(part.model, model[0], found)))
+    return replace(found[0], others=tuple(found[1:]))
+
+
+def _names(settings: ModelConfig, loaded: LoadedModel, before: Sequence[Built]) -> tuple[str, ...]:
+    """Raises SettingError for one that another model has."""
+    taken = {name for each in before for name in each.names}
+    configured = tuple(name for name in (settings.name, *settings.aliases) if name)
+    if again := taken.intersection(configured):
+        raise SettingError("model.name", f"{sorted(again)[0]!r} is the name of another model: take another")
+    # one directory twice: answers have the same name of both, and clients the configured one
+    own = () if loaded.name in taken else (loaded.name,)
+    return tuple(dict.fromkeys((*own, *configured)))
 
 
 @dataclass(frozen=True)
@@ -380,8 +419,11 @@ class Sized:
     blocks: int
 
 
-def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat) -> Sized:
-    """How large the pool is to be; allocates none of it. Raises SettingError where it does not fit."""
+def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: SharedMemory) -> Sized:
+    """How large a model's pool is to be; allocates none of it. Raises SettingError where it does not fit.
+
+    ``memory``: what it takes is no other model's any more.
+    """
     lines = {each.name: line_spec(each, config.bars, prompt, table) for table, each in tables_of(config)}
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
@@ -391,21 +433,30 @@ def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat) -> Sized:
     sizes = PoolSizes(config, longest + (header if compact else 0), window)
     largest = sizes.largest(compact)
     check_pools(config, compact, window)
-    blocks = _capacity(config, sizes, compact, largest, loaded)
+    blocks = _capacity(config, sizes, compact, largest, loaded, memory)
     return Sized(lines, prefixes, sizes, compact, largest, longest, blocks)
 
 
-def pool_bytes(config: Config, loaded: LoadedModel, prompt: PromptFormat) -> int:
-    """What pool and host tier may take of a CPU's memory. Raises SettingError as `sized`."""
-    blocks = sized(config, loaded, prompt).blocks + config.pool.host_blocks
-    return blocks * KVPool.block_bytes(loaded.layers, config.pool.block_size, loaded.dtype)
+def pool_bytes(config: Config, models: Sequence[Loaded]) -> int:
+    """What pools and host tiers may take of a CPU's memory. Raises SettingError as `sized`."""
+    memory, found = SharedMemory(), 0
+    for part, (loaded, prompt) in zip(by_model(config), models, strict=True):
+        blocks = sized(part, loaded, prompt, memory).blocks + part.pool.host_blocks
+        found += blocks * KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+    return found
 
 
-def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
-    use_threads(config.model.threads)
+def _build(
+    config: Config,
+    opened: Config,
+    progress: Mapping[str, Progress],
+    ahead: Loaded,
+    memory: SharedMemory,
+) -> Built:
+    """One model's."""
     costs = costs_of(config)
-    loaded, prompt = ahead or load(config)
-    room = sized(config, loaded, prompt)
+    loaded, prompt = ahead
+    room = sized(config, loaded, prompt, memory)
     lines, prefixes, blocks = room.lines, room.prefixes, room.blocks
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
     calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
@@ -441,7 +492,12 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
 
 
 def _capacity(
-    config: Config, sizes: PoolSizes, compact: Collection[str], largest: int, loaded: LoadedModel
+    config: Config,
+    sizes: PoolSizes,
+    compact: Collection[str],
+    largest: int,
+    loaded: LoadedModel,
+    memory: SharedMemory,
 ) -> int:
     """Blocks to set memory aside for. Raises SettingError where there is too little.
 
@@ -451,7 +507,7 @@ def _capacity(
     if not config.opens_by_partition:
         least = max(least, sizes.configured(compact))
     if not config.pool.blocks:
-        needed = min(needed, max(fitting_blocks(config.pool, loaded), least))
+        needed = min(needed, max(fitting_blocks(config.pool, loaded, memory), least))
 
     def room(blocks: int) -> str:
         sessions = len(config.sessions)
@@ -462,7 +518,8 @@ def _capacity(
             "retention_tokens or retention_records, or have fewer of them"
         )
 
-    check_memory(config.pool, needed, loaded, room=room)
+    check_memory(config.pool, needed, loaded, memory, room)
+    memory.take(config.pool, needed, loaded)
     return needed
 
 

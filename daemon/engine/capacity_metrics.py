@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from math import floor
 
 from metrics.store import MetricStore
@@ -24,11 +24,12 @@ class CapacityMetrics:
     def __init__(
         self,
         store: MetricStore,
-        pool: BlockPool,
+        pools: Sequence[BlockPool],
         sessions: Sized,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._store, self._pool, self._sessions, self._clock = store, pool, sessions, clock
+        """``pools``: of all models; the fullest counts."""
+        self._store, self._pools, self._sessions, self._clock = store, pools, sessions, clock
         self._seen: deque[tuple[int, float]] = deque([(clock(), self._forward_s())])
 
     def __call__(self) -> None:
@@ -39,8 +40,8 @@ class CapacityMetrics:
             self._seen.popleft()
         then, before = self._seen[0]
         used = min(1.0, (spent - before) / ((now - then) * 1e-9)) if now > then else 0.0
-        pool = self._pool
-        shares = {"compute": used, "kv_memory": 1 - pool.free_blocks / pool.total_blocks}
+        fullest = max(1 - pool.free_blocks / pool.total_blocks for pool in self._pools)
+        shares = {"compute": used, "kv_memory": fullest}
         self._store.set("foretick_utilisation_ratio", used)
         self._store.set("foretick_sessions_open", len(self._sessions))
         for limit, share in shares.items():

@@ -33,6 +33,27 @@ def check_weights(directory: Path, dtype: str, device: str, available: Available
         )
 
 
+class SharedMemory:
+    """What several models may still set aside: what is available once all are loaded, less what they took.
+
+    A pool takes its memory as it is written, so what the first one sets aside is not seen missing yet.
+    """
+
+    def __init__(self, available: Available = available_bytes) -> None:
+        self._available = available
+        self._free: dict[torch.device, int] = {}
+
+    def __call__(self, device: torch.device) -> int:
+        """Bytes on ``device``, as the models so far leave them."""
+        return self._free.setdefault(device, self._available(device))
+
+    def take(self, settings: PoolConfig, blocks: int, loaded: LoadedModel) -> None:
+        """A model has a pool of ``blocks``, and the host tier of its ``settings``."""
+        each, host = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype), torch.device("cpu")
+        for device, number in ((loaded.device, blocks), (host, settings.host_blocks)):
+            self._free[device] = self(device) - number * each
+
+
 def check_memory(
     settings: PoolConfig,
     blocks: int,

@@ -1,6 +1,7 @@
 """The engine's metrics: requests and batches as the scheduler reports them, memory with each heartbeat."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL
@@ -23,10 +24,13 @@ _QUEUES = {PriorityClass.FLASH: "queue_flash", PriorityClass.SESSION: "queue_ses
 
 
 class EngineObserver(Observer):
-    """Turns the scheduler's calls into metrics, on the worker thread, their only writer."""
+    """Turns the schedulers' calls into metrics, on the worker thread, their only writer.
 
-    def __init__(self, store: MetricStore, pool: KVPool) -> None:
-        self._store, self._pool = store, pool
+    ``pools``: of all models; their blocks are counted together.
+    """
+
+    def __init__(self, store: MetricStore, *pools: KVPool) -> None:
+        self._store, self._pools = store, pools
         self._names = {cls: cls.name.lower() for cls in PriorityClass}
         self._drafts = {
             (cls, each): store.counter("foretick_draft_tokens_total", cls=name, outcome=each)
@@ -45,8 +49,9 @@ class EngineObserver(Observer):
         for cls, count in tokens.items():
             self._store.inc("foretick_batch_tokens_total", count, cls=self._names[cls])
         self._store.observe("foretick_stage_seconds", forward_ns, stage="forward")
-        self._store.set("foretick_pool_blocks", self._pool.free_blocks, state="free")
-        used = self._pool.total_blocks - self._pool.free_blocks
+        free = sum(pool.free_blocks for pool in self._pools)
+        self._store.set("foretick_pool_blocks", free, state="free")
+        used = sum(pool.total_blocks for pool in self._pools) - free
         self._store.set("foretick_pool_blocks", used, state="used")
 
     def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
@@ -133,30 +138,37 @@ def history(request: Request) -> str:
 
 
 class MemoryMetrics:
-    """Writes the metrics of pool, prefix cache and tiers, as their only writer.
+    """Writes the metrics of pools, prefix caches and tiers, as their only writer.
+
+    ``models``: engine and tiers of each, counted together.
 
     Called with every heartbeat, on its thread. It reads counters of the worker's thread: each is a whole
     number, at most one pass old.
     """
 
-    def __init__(self, engine: Engine, tiers: Tiers, store: MetricStore) -> None:
-        self._engine, self._tiers, self._store = engine, tiers, store
+    def __init__(self, models: Sequence[tuple[Engine, Tiers]], store: MetricStore) -> None:
+        self._models, self._store = models, store
         self._growths: dict[tuple[str, ...], GrowthHandle] = {}
 
     def __call__(self) -> None:
         """Write what there is."""
-        host, residency, cache = self._tiers.host, self._tiers.residency, self._engine.cache
-        self._count("foretick_prefix_tokens_total", cache.matched_tokens, event="reused")
-        self._count("foretick_prefix_tokens_total", cache.saved_tokens, event="saved")
-        self._count("foretick_prefix_tokens_total", cache.evicted_tokens, event="evicted")
-        self._count("foretick_prefix_tokens_total", cache.priorities.refused_tokens, event="unretained")
-        if host is not None:
-            free, total = host.pool.free_blocks, host.pool.total_blocks
+        caches = [engine.cache for engine, _ in self._models]
+        for event, tokens in (
+            ("reused", sum(each.matched_tokens for each in caches)),
+            ("saved", sum(each.saved_tokens for each in caches)),
+            ("evicted", sum(each.evicted_tokens for each in caches)),
+            ("unretained", sum(each.priorities.refused_tokens for each in caches)),
+        ):
+            self._count("foretick_prefix_tokens_total", tokens, event=event)
+        if hosts := [tiers.host.pool for _, tiers in self._models if tiers.host is not None]:
+            free = sum(each.free_blocks for each in hosts)
             self._store.set("foretick_host_blocks", free, state="free")
-            self._store.set("foretick_host_blocks", total - free, state="used")
-        if residency is not None:
-            self._count("foretick_spill_failures_total", residency.failures)
-            for outcome, count in dict(residency.restores).items():
+            used = sum(each.total_blocks for each in hosts) - free
+            self._store.set("foretick_host_blocks", used, state="used")
+        if kept := [tiers.residency for _, tiers in self._models if tiers.residency is not None]:
+            self._count("foretick_spill_failures_total", sum(each.failures for each in kept))
+            restores = sum((Counter(dict(each.restores)) for each in kept), Counter[str]())
+            for outcome, count in restores.items():
                 self._count("foretick_restores_total", count, outcome=outcome)
 
     def _count(self, name: str, total: int, **labels: str) -> None:

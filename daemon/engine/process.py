@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Ahead: TypeAlias = "Loaded | SettingError | None"
+Ahead: TypeAlias = "tuple[Loaded, ...] | SettingError"
 """The model, where it was loaded before it was needed, or why it cannot be."""
 EXIT_FATAL = 3
 SPIN = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
@@ -220,7 +220,7 @@ def spin_briefly(environment: MutableMapping[str, str]) -> None:
 
 
 def _load_ahead(spare: Spare) -> Ahead:
-    """Load the libraries, the kernels and, on a CPU, the model; None without a model, or why it failed.
+    """Load the libraries, the kernels and, on a CPU, the models; () without these, or why it failed.
 
     On a GPU the spare's would take its memory a second time.
     """
@@ -235,7 +235,7 @@ def _load_ahead(spare: Spare) -> Ahead:
     except (ImportError, MemoryError) as error:
         return SettingError("process", f"the engine cannot be loaded: {reason_of(error)}")
     except ValueError:  # the engine says it as it loads
-        return None
+        return ()
     freeze_startup()
     return loaded
 
@@ -279,7 +279,7 @@ def _obey(gateway: _Front, commands: zmq.Socket[bytes], ahead: Ahead) -> int:
             return 0
 
 
-def _loaded(spec: EngineSpec, events: EventSocket, ahead: Loaded | None) -> EngineHost:
+def _loaded(spec: EngineSpec, events: EventSocket, ahead: tuple[Loaded, ...]) -> EngineHost:
     """The engine, with its model loaded. Raises SettingError."""
     # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
     from daemon.engine.assembly import wire_engine

@@ -551,6 +551,7 @@ class RequestRunner:
             choice_set=judged.choice_set if judged else None,
             logit_gap=gap,
             untrained=self._built.loaded.untrained,
+            model=self._built.loaded.name,
             flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
         )
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from daemon import protocol
-from daemon.api.generation import CountTokens, GenerateAll, ViewPrompt
+from daemon.api.generation import CountTokens, Generate, GenerateAll, ViewPrompt
 from daemon.api.messages import Label
+from daemon.engine.build import Built
 from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
@@ -29,9 +30,25 @@ from scheduler.worker import Worker
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model with its scheduler (of ``parts``) and what serves its sessions."""
+
+    questions: StandingQuestions
+    sessions: EngineSessions
+    snapshots: Snapshots
+    parts: SessionParts
+    view: PromptView
+
+    @property
+    def built(self) -> Built:
+        """The model."""
+        return self.sessions.built
+
+
 @dataclass(eq=False)
 class EngineHost:
-    """Runs the engine over one ring. ``emit`` is called from several threads.
+    """Runs the engine over one ring, for one model or several. ``emit`` is called from several threads.
 
     ``gauges`` write metrics with each heartbeat.
     """
@@ -39,11 +56,7 @@ class EngineHost:
     ready: protocol.EngineReady
     worker: Worker
     input: TapeFeeder
-    questions: StandingQuestions
-    sessions: EngineSessions
-    snapshots: Snapshots
-    parts: SessionParts
-    view: PromptView
+    models: Sequence[ServedModel]
     gauges: Sequence[Callable[[], None]]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
@@ -51,9 +64,14 @@ class EngineHost:
     _running: list[threading.Thread] = field(default_factory=list)
 
     @property
+    def first(self) -> ServedModel:
+        """That of `[model]`."""
+        return self.models[0]
+
+    @property
     def scheduler(self) -> Scheduler:
-        """Runs all its work."""
-        return self.parts.scheduler
+        """Of the first model; what is to be done between two batches of any may be given to it."""
+        return self.first.parts.scheduler
 
     def start(self) -> None:
         """Start; emits `Ready` first."""
@@ -72,44 +90,48 @@ class EngineHost:
 
         A question to a session whose tape is about to be replaced waits until it is.
         """
-        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self.handle, command)):
+        if self.first.sessions.replaces(command) and self.scheduler.run_between(
+            partial(self.handle, command)
+        ):
             return
         try:
             match command:
                 case protocol.SetQuestions():
-                    if self.sessions.needs_reset(command.session):
+                    if self.first.sessions.needs_reset(command.session):
                         self.emit(failed(command.id, SESSION_RESET))
                     else:
-                        self.questions.set(command)
-                case (
-                    protocol.OpenSession()
-                    | protocol.ReconfigureSession()
-                    | protocol.CloseSession()
-                    | protocol.TakeOver()
-                ):
-                    self.sessions.handle(command)
+                        self._of(command.session).questions.set(command)
+                case protocol.OpenSession() | protocol.ReconfigureSession():
+                    self._named(command.session.model).sessions.handle(command)
+                case protocol.CloseSession():
+                    self._of(command.name).sessions.handle(command)
+                case protocol.TakeOver():
+                    self._take_over(command)
                 case Label():
-                    self.questions.label(command)
+                    self._of(command.session).questions.label(command)
                 case protocol.PartitionsAssigned():
                     self.input.partitions_assigned(command.sessions)
                 case protocol.PartitionsRevoked():
                     self.input.partitions_revoked(command.sessions)
                 case protocol.NameStream():
-                    self.snapshots.name_stream(command)
+                    for model in self.models:
+                        model.snapshots.name_stream(command)
                 case protocol.NoteProgress():
-                    self.snapshots.note_progress(command.progress)
+                    for model in self.models:
+                        model.snapshots.note_progress(command.progress)
                 case protocol.EndInput():
                     self.input.end()
                 case protocol.StopEngine():
                     self.stop(command.drain_s)
                 case GenerateAll():
-                    self.parts.requests.generate(command.requests)
+                    self._generate(command)
                 case ViewPrompt():
-                    self.view.show(command)
+                    self._of(command.session).view.show(command)
                 case CountTokens():
-                    self.parts.requests.count(command)
+                    self._asked(command.request).parts.requests.count(command)
                 case _:
-                    self.parts.requests.change(command)
+                    for model in self.models:  # one of them knows the request
+                        model.parts.requests.change(command)
         except Exception as error:
             log.exception("%s failed", command)
             failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
@@ -118,18 +140,53 @@ class EngineHost:
             for failure in failures:
                 self.emit(failure)
 
+    def _of(self, session: str) -> ServedModel:
+        """The session's model; the first says that there is no such session."""
+        return next((each for each in self.models if session in each.built.lines), self.first)
+
+    def _named(self, name: str) -> ServedModel:
+        """The model that the configuration calls so. Raises ValueError where there is none."""
+        found = [each for each in self.models if name in each.built.names]
+        if name and not found:
+            known = ", ".join(each.built.names[-1] for each in self.models)
+            raise ValueError(f"there is no model named {name!r}; there are: {known}. It needs a restart")
+        return found[0] if name else self.first
+
+    def _asked(self, asked: Generate) -> ServedModel:
+        """Who answers: without session and model, the first that reads words."""
+        if asked.session:
+            return self._of(asked.session)
+        if asked.model:
+            return self._named(asked.model)
+        return next((each for each in self.models if each.built.prompt.terse is None), self.first)
+
+    def _generate(self, command: GenerateAll) -> None:
+        """Of each model what is asked of it, together."""
+        asked = [(self._asked(each), each) for each in command.requests]
+        for model in self.models:
+            if requests := [each for whose, each in asked if whose is model]:
+                model.parts.requests.generate(requests)
+
+    def _take_over(self, command: protocol.TakeOver) -> None:
+        """Sessions of all models; the first says when."""
+        for model in self.models[1:]:
+            model.parts.scheduler.run_between(partial(model.sessions.count_from, command.progress))
+        self.first.sessions.handle(command)
+
     def stop(self, drain_s: float) -> None:
         """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
         deadline = time.monotonic() + drain_s
         self.threads.expect_end()
         self._stopping.set()
-        self.scheduler.run_between(self.parts.refresher.stop)  # a stop does not wait for it
+        for model in self.models:  # a stop does not wait for them
+            self.scheduler.run_between(model.parts.refresher.stop)
         self.input.stop()
         for thread in self._running:
             thread.join(drain_s)
         drained = self.worker.stop(max(0.0, deadline - time.monotonic()))
         if drained and not any(thread.is_alive() for thread in self._running):
-            self.snapshots.close(max(0.0, deadline - time.monotonic()))
+            for model in self.models:
+                model.snapshots.close(max(0.0, deadline - time.monotonic()))
         self.emit(protocol.EngineStopped(drained))
 
     def _take_in(self) -> None:

@@ -1,7 +1,7 @@
 """Sessions that come, change and go while the engine runs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder, policy_of
+from daemon.progress import Progress
 from daemon.session_life import ELSEWHERE, REPLACED, Event, State
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
@@ -219,12 +220,16 @@ class EngineSessions:
         self.built.close(tape)
 
     def _take_over(self, command: protocol.TakeOver) -> None:
-        """Between two batches. Versions count on from those that the other daemon has published."""
-        for name, progress in command.progress.items():
+        """Between two batches."""
+        self.count_from(command.progress)
+        self.input.promote(command.progress, partial(self.emit, protocol.Done(command.id)))
+
+    def count_from(self, found: Mapping[str, Progress]) -> None:
+        """Between two batches: versions count on from those that another daemon has published."""
+        for name, progress in found.items():
             tape = self.built.tapes.get(name)
             if tape is not None:
                 tape.count_from(progress.version)
-        self.input.promote(command.progress, partial(self.emit, protocol.Done(command.id)))
 
     def _line(self, session: SessionConfig) -> LineSpec | CompactSpec:
         """How its bars are written. Raises ValueError, and SettingError unless the pool holds all windows."""

@@ -14,23 +14,23 @@ KEY = "process.spare_engine"
 
 def spare_engine(
     config: Config,
-    loaded: Loaded | None,
+    loaded: tuple[Loaded, ...],
     *,
     own: Callable[[], int] = own_bytes,
     available: Callable[[], int] = host_bytes,
 ) -> SpareEngine:
-    """The spare of an engine whose process has loaded all it can. ``loaded``: the model, on a CPU.
+    """The spare of an engine whose process has loaded all it can. ``loaded``: the models, on a CPU.
 
     A fork shares its memory until the engine writes to it; at worst, as a second process, it takes the same
     again. That must fit beside pool and host tier. With `true` there is a spare even where it does not.
     """
-    setting, forks = config.process.spare_engine, loaded is not None
+    setting, forks = config.process.spare_engine, bool(loaded)
     if setting is False:
         return SpareEngine(False, False, f"no spare engine: {KEY} = false")
     if config.process.mode != "two":
         return SpareEngine(False, False, "no spare engine: the engine has no process of its own")
     try:
-        pool = 0 if loaded is None else pool_bytes(config, *loaded)
+        pool = pool_bytes(config, loaded) if loaded else 0
     except SettingError:  # the engine says it as it is built
         return SpareEngine(False, False, "no spare engine: there is no engine")
     need, room = own(), available()

@@ -230,6 +230,14 @@ class _Fed:
         return TapeItem(record.tokens, record, record.ts_last_event, record.ts_closed)
 
 
+class _Model(NamedTuple):
+    """Whose tapes are fed."""
+
+    built: Built
+    scheduler: Scheduler
+    tokeniser: Tokeniser
+
+
 class TapeFeeder(BarConsumer):
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -247,14 +255,20 @@ class TapeFeeder(BarConsumer):
         credits: int = 0,
         standby: bool = False,
         watch: WatchBars = lambda session, bars: None,
+        others: Sequence[tuple[Built, Scheduler]] = (),
     ) -> None:
-        """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
+        """``config``: with the sessions of all models; ``others``: the models after the one of ``built``.
+        ``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
 
         ``standby``: another daemon answers all sessions, until `promote`. ``watch`` sees (session, its closed
         bars and corrections) before they are appended.
         """
         self._clock = clock
-        self._config, self._built, self._scheduler = config, built, scheduler
+        self._config = config
+        self._models = [
+            _Model(each, its, Tokeniser(each.prompt.encode, each.prompt.without_special))
+            for each, its in ((built, scheduler), *others)
+        ]
         self._ring, self._store = ring, store
         self._emit, self._watch = emit, watch
         sources = [connector for _, connector in config.feeds.values()]
@@ -267,7 +281,10 @@ class TapeFeeder(BarConsumer):
         self._changing = threading.Lock()
         self._symbols = dict(symbols)
         rolls = rolls_of(config.symbols)
-        self._specs = {each.name: self._spec(each, built.lines[each.name], rolls) for each in config.sessions}
+        self._specs = {
+            each.name: self._spec(each, self._model(each.name).built.lines[each.name], rolls)
+            for each in config.sessions
+        }
         self.lives = Lives(count_illegal(store, "engine"))
         names = [session.name for session in config.sessions]
         self.lives.on(Event.ENGINE_STARTED, names)
@@ -275,12 +292,10 @@ class TapeFeeder(BarConsumer):
             self.lives.on(Event.STANDBY, names)
         self._fed = {session.name: self._feed(session) for session in config.sessions}
         self._most = 1 if config.flash.every_bar else credits or (CREDITS if config.skips else 4 * CREDITS)
-        tokeniser, specs = (
-            Tokeniser(built.prompt.encode, built.prompt.without_special),
-            list(self._specs.values()),
-        )
+        tokeniser, specs = self._models[0].tokeniser, list(self._specs.values())
         self.plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
-        scheduler.subscribe(self.on_commit, self.on_drop)
+        for model in self._models:
+            model.scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
         """Run until `stop`, then take what the ring still holds.
@@ -384,7 +399,8 @@ class TapeFeeder(BarConsumer):
 
         def go_on() -> None:
             with self._lock:
-                self._built.progress.update(progress)
+                for name in progress:
+                    self._model(name).built.progress[name] = progress[name]
                 for name, known in progress.items():
                     if name in self._fed:
                         self._fed[name].history.promote(known.closed, known.written)
@@ -433,19 +449,20 @@ class TapeFeeder(BarConsumer):
 
     def submit(self, made: Made) -> None:
         """Append the records to their tapes."""
-        tapes = self._built.tapes
-        # each is looked up once: a command's thread may remove it, and then it is closed after this
-        found = [
-            (tape, self._fed[name], records)
-            for name, records in made
-            if (tape := tapes.get(name)) is not None
-        ]
-        with self._lock:
-            for _, fed, records in found:
-                fed.ahead += len(records)
-        self._scheduler.append(
-            *((tape, [fed.take(each) for each in records]) for tape, fed, records in found)
-        )
+        for model in self._models:
+            tapes = model.built.tapes
+            # each is looked up once: a command's thread may remove it, and then it is closed after this
+            found = [
+                (tape, self._fed[name], records)
+                for name, records in made
+                if (tape := tapes.get(name)) is not None
+            ]
+            with self._lock:
+                for _, fed, records in found:
+                    fed.ahead += len(records)
+            model.scheduler.append(
+                *((tape, [fed.take(each) for each in records]) for tape, fed, records in found)
+            )
 
     def room(self, session: str) -> int:
         """How many more bars the scheduler takes."""
@@ -474,13 +491,14 @@ class TapeFeeder(BarConsumer):
         """Give a session its new window, behind a new anchor if it is compact; its next bars wait for it, and
         questions do not.
         """
-        tape = self._built.tapes.get(session)
+        model = self._model(session)
+        tape = model.built.tapes.get(session)
         if tape is None:
             return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
-        refresh = partial(self._scheduler.refresh, tape, window=window)
+        refresh = partial(model.scheduler.refresh, tape, window=window)
         header = None if restart.anchor is None else restart.anchor.header
-        self._built.prefixes.anchor(tape.name, header, refresh)
+        model.built.prefixes.anchor(tape.name, header, refresh)
 
     def halt(self, session: str, is_halted: bool) -> None:
         """Tell the gateway."""
@@ -503,12 +521,17 @@ class TapeFeeder(BarConsumer):
         feeds = feeds_of(self._config, session, self._symbols, since_ns, line, own)
         if isinstance(line, LineSpec):
             line = replace(line, rolls=tuple(each.moments for each in own))
-        kept = self._built.tapes[session.name].retention
+        built, _, tokeniser = self._model(session.name)
+        kept = built.tapes[session.name].retention
         window = TapeWindow(kept.tokens, kept.records, kept.span_ns)
-        return SessionSpec(session.name, feeds, line, window, self._config.events.text_tokens)
+        return SessionSpec(session.name, feeds, line, window, self._config.events.text_tokens, tokeniser)
+
+    def _model(self, session: str) -> _Model:
+        """The session's; of one that is gone, the first."""
+        return next((each for each in self._models if session in each.built.lines), self._models[0])
 
     def _progress(self, session: str) -> Progress:
-        return self._built.progress.get(session, Progress())
+        return self._model(session).built.progress.get(session, Progress())
 
     def _feed(self, session: SessionConfig) -> _Fed:
         known = self._progress(session.name)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from daemon import protocol
 from daemon.ages import Ages, Times, VenueClock, ages
 from daemon.api import messages
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.answerable import refusal_of
+from daemon.config.schema import Config, ModelConfig, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.tenants import LOCAL, Tenant
 from feeds.market_data import Answer, AnswerMetadata, Flag
@@ -57,6 +58,7 @@ class SessionState:
     paused: tuple[Question, ...] = ()
     lookup: Lookup = field(default_factory=lambda: Lookup.of(()))
     """Finds both."""
+    model: ModelConfig = field(default_factory=ModelConfig)
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
@@ -77,8 +79,9 @@ class SessionState:
         self.questions, self.paused = tuple(questions), tuple(paused)
         self.lookup = Lookup.of((*self.questions, *self.paused, *coming))
 
-    def configured(self, session: SessionConfig, freshness_objective_ns: int) -> None:
+    def configured(self, session: SessionConfig, model: ModelConfig, freshness_objective_ns: int) -> None:
         """It has these settings."""
+        self.model = model
         self.freshness_objective_ns, self.stale_after_ns = freshness_objective_ns, session.stale_after
         self.silent_after_ns = session.silent_after
 
@@ -162,7 +165,7 @@ class SessionState:
         """Members of a `ReplyMetadata`: the answer's, with its data's ages now, by which it is `stale`."""
         answer, dated = ready.answer, self.with_ages(ready.times)
         flags = [flag for flag in answer.flags if flag not in ("stale", "silent", "halted")]
-        members = {name: getattr(answer, name) for name in AnswerMetadata.__struct_fields__}
+        members = {name: getattr(answer, name) for name in (*AnswerMetadata.__struct_fields__, "model")}
         flags += self.flags_now(dated["staleness_ns"])
         return members | dated | {"flags": tuple(flags), "cached": True}
 
@@ -179,7 +182,8 @@ class Sessions:
         self, config: Config, store: MetricStore, is_open: Callable[[str], bool] = lambda session: True
     ) -> None:
         self._store, self.is_open = store, is_open
-        self._freshness_objective_ns = config.freshness_objective_ns
+        self._freshness_objective_ns, self._model_of = config.freshness_objective_ns, config.model_of
+        self._has_several_models = bool(config.models)
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
@@ -211,7 +215,9 @@ class Sessions:
 
     def change(self, session: SessionConfig) -> None:
         """A session has other settings."""
-        self.states[session.name].configured(session, self._freshness_objective_ns(session))
+        self.states[session.name].configured(
+            session, self._model_of(session), self._freshness_objective_ns(session)
+        )
 
     def remove(self, name: str) -> SessionState:
         """A session is gone, and so is what waits for its answers; returns its last state."""
@@ -266,6 +272,7 @@ class Sessions:
                     owner="",
                     owner_failure="",
                     symbol=state.symbol,
+                    model=state.model.name,
                     more_symbols=state.more_symbols,
                     data_version=state.version,
                     live_tokens=state.live_tokens,
@@ -337,6 +344,25 @@ class Sessions:
         if self._refuses_halted and self.state(session).halted:
             why = f"trading of {session} has halted: there is no answer before it goes on (events.on_halt)"
             raise messages.QueryError("halted", why)
+
+    def asked(self, session: str, question: str, choices: tuple[str, ...], tenant: Tenant) -> str:
+        """The session that is asked: of several models, another one of the same symbols that ``tenant`` sees
+        where the model of this one cannot answer. Raises QueryError where none can.
+        """
+        state = self.state(session)
+        if not self._has_several_models or state.lookup.find(question, choices) is not None:
+            return session
+        try:
+            wanted = Question("ask", state.lookup.text_of(question), choices or None)
+        except ValueError:  # said by who makes it
+            return session
+        if not (why := refusal_of(state.model, wanted)):
+            return session
+        for name, other in self.states.items():
+            same = other.symbol == state.symbol and other.more_symbols == state.more_symbols
+            if same and tenant.sees(name) and not refusal_of(other.model, wanted):
+                return name
+        raise messages.QueryError("bad_request", f"no session of {state.symbol} has a model for it: {why}")
 
     def state(self, session: str) -> SessionState:
         """The state of a session; QueryError when there is none."""

@@ -145,15 +145,16 @@ class Generations:
         self, request: messages.Ask, client: Client
     ) -> messages.AskReply | Callable[[], Awaitable[messages.AskReply]]:
         """A standing question's ready answer that is young enough; else what to await for the engine's."""
-        state = self._sessions.state(request.session)
-        self._sessions.check_trading(request.session)
+        session = self._sessions.asked(request.session, request.question, request.choices, client.tenant)
+        state = self._sessions.state(session)
+        self._sessions.check_trading(session)
         known = state.lookup.find(request.question, request.choices)
         if known is not None:
             if (ready := state.ready(known.hash, request.max_age_s)) is not None:
                 self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
             check_computed(known.question)
-        asked = _asked(state, request, known, request.choices)
+        asked = _asked(state, session, request, known, request.choices)
         asked = msgspec.structs.replace(asked, early_exit=request.early_exit)
         return partial(self._computed, request.id, asked, client)
 
@@ -163,7 +164,7 @@ class Generations:
         state = self._sessions.state(session)
         self._sessions.check_open(session)
         if request.question:
-            asked = _asked(state, request, state.lookup.find(request.question, ()))
+            asked = _asked(state, session, request, state.lookup.find(request.question, ()))
         seen = await self._pending.reply(lambda number: ViewPrompt(number, session, asked))
         assert isinstance(seen, PromptViewed)
         return messages.PromptShown(
@@ -201,10 +202,12 @@ class Generations:
             *self._limits,
             self._aliases,
             model.sampling,
+            model.others,
         )
 
     async def count(self, request: Generate, client: Client) -> int:
         """See `Generator.count`."""
+        request = self._for_model(request, client.tenant)
         self._check_open(request)
         known = self._meant(request.session, request.turns, ())
         question = None if known is None else known.question
@@ -224,7 +227,7 @@ class Generations:
         self, requests: Sequence[Generate], client: Client
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """See `Generator.run`."""
-        found = [self._looked_up(each) for each in requests]
+        found = [self._looked_up(self._for_model(each, client.tenant)) for each in requests]
         self._take(len(requests), client, pool=any(not each.session for each in requests))
         inbox: Inbox = asyncio.Queue()
         numbers: list[int] = []
@@ -322,6 +325,14 @@ class Generations:
             request = msgspec.structs.replace(request, turns=(*request.turns[:-1], last))
         return request, None
 
+    def _for_model(self, request: Generate, tenant: Tenant) -> Generate:
+        """The request to the session whose model can answer it. Raises QueryError where there is none."""
+        if not request.session or not request.turns or request.turns[-1].role != "user":
+            return request
+        text = request.meant or request.turns[-1].text
+        session = self._sessions.asked(request.session, text, request.choices, tenant)
+        return msgspec.structs.replace(request, session=session)
+
     def _meant(self, session: str, turns: Sequence[Turn], choices: tuple[str, ...]) -> Known | None:
         """The standing question whose text or name the user's last message is. Raises QueryError."""
         if not session:
@@ -339,7 +350,8 @@ class Generations:
         if request.top_logprobs is not None:
             return None
         same = msgspec.structs.replace(request, stream=False, retention_priority=0, retention_seconds=0.0)
-        return hashlib.sha256(msgspec.msgpack.encode((model.revision, same))).digest()
+        revisions = model.revision, *(each.revision for each in model.others)
+        return hashlib.sha256(msgspec.msgpack.encode((*revisions, same))).digest()
 
     def _kept(self, key: bytes, tenant: Tenant) -> Finished | None:
         """A kept response."""
@@ -364,6 +376,7 @@ class Generations:
 
 def _asked(
     state: SessionState,
+    session: str,
     request: messages.Ask | messages.ShowPrompt,
     known: Known | None,
     choices: tuple[str, ...] = (),
@@ -380,7 +393,7 @@ def _asked(
         except ValueError as error:
             raise messages.QueryError("bad_request", str(error)) from None
     return Generate(
-        session=request.session,
+        session=session,
         turns=(Turn("user", text),),
         choices=choices if question is None else question.choices or (),
         max_tokens=request.max_tokens,

@@ -66,7 +66,7 @@ class Row:
     @property
     def symbols(self) -> str:
         """All that it reads."""
-        return " ".join((self.info.symbol, *self.info.more_symbols))
+        return " ".join(filter(None, (self.info.symbol, *self.info.more_symbols, self.info.model)))
 
 
 @dataclass(frozen=True)

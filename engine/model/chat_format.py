@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from engine.model.numbers import NumberGrammar, number_grammar
+from engine.model.terse import Lines, Terse
 
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars."
 BRIEF = "Answer with one word or one number."
@@ -41,52 +42,9 @@ _THOUGHTLESS = (
 _ANSWER = "\x00answer\x00"
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
-Lines = Literal["decimal", "compact"]
-
 
 class PromptError(ValueError):
     """The model's chat template cannot render messages or be cut, or its layout is unknown."""
-
-
-class TerseQuestion(msgspec.Struct, frozen=True):
-    """A question of a terse model: what it means, its token, and its answers (none: a level).
-
-    ``by_number``: the model has also learnt to answer it when asked by its number in the frozen prefix.
-    """
-
-    text: str
-    token: str
-    choices: tuple[str, ...] = ()
-    by_number: bool = True
-
-
-class Terse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a terse model says of itself, as `foretick` in its config.json.
-
-    ``none`` answers where a question is undefined. ``window_bars``: the bars it was trained to read. ``ask``
-    goes before the number of a question, which has three digits.
-    """
-
-    layout: Literal["terse"]
-    lines: Literal["compact"]
-    window_bars: int
-    none: str
-    questions: dict[str, TerseQuestion]
-    ask: str = "<|ask|>"
-
-    def find(self, asked: str) -> TerseQuestion:
-        """The question with this name, text or token. Raises ValueError listing all that it answers."""
-        known = self.questions.get(asked)
-        if known is not None:
-            return known
-        text = " ".join(asked.split())
-        for question in self.questions.values():
-            if text in (question.token, " ".join(question.text.split())):
-                return question
-        raise ValueError(
-            f"this model does not answer {asked!r}; it answers these questions, by name or in full: "
-            + ", ".join(f"{name} ({question.text})" for name, question in self.questions.items())
-        )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from support.directories import built_once, cache_home
 
-TAPE_MODEL = Path(__file__).with_name("foretick-tape")
-"""Directory of the embedded default, as `foretick train` exports it."""
 VOCABULARY = 2048
 SHAPE = {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocabulary": VOCABULARY, "seed": 0}
 """Arguments of `build_model` for the untrained model."""

@@ -88,8 +88,8 @@ def command(
     import msgspec
 
     from lab.plan.load import Load
-    from lab.plan.plan import plan
-    from lab.plan.report import overloads, table
+    from lab.plan.plan import plans
+    from lab.plan.report import overloads, tables
     from lab.plan.sources import device_memory
     from scheduler.costs import load as load_profile
 
@@ -104,15 +104,18 @@ def command(
                 f"{config.pool.block_size}"
             )
         if group is not None:
+            if config.models:
+                raise SettingError("models", "--group places the sessions of one model: leave it out")
             _place(config, costs, _rates(rates), group, partitions, as_json)
         available = bytes_of(memory) if memory else device_memory(config)
         found = [
-            plan(config, Load(ticks=rate, **load), available, costs, search=search)  # type: ignore[arg-type]  # click converts each
+            each
             for rate in _rates(rates)
+            for each in plans(config, Load(ticks=rate, **load), available, costs, search=search)  # type: ignore[arg-type]  # click converts each
         ]
     except (ValueError, SettingError, BrokerError) as error:
         refuse(error)
-    click.echo(msgspec.json.encode(found).decode() if as_json else table(found))
+    click.echo(msgspec.json.encode(found).decode() if as_json else tables(found))
     if not costs and not config.scheduler.profile:
         click.echo("the profile is a guess: measure this device with `foretick profile`", err=True)
     beyond = overloads(found)

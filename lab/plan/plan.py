@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from daemon.config.by_model import by_model
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.capacity_metrics import sessions_estimate
 from lab.plan.arrivals import arrivals
@@ -24,7 +25,7 @@ from lab.plan.capacity import (
 )
 from lab.plan.load import Load
 from lab.plan.simulator import Simulator
-from lab.plan.sources import Sources, sources_of
+from lab.plan.sources import Sources, sources_of, weights_of
 from lab.theory.equations import mean_latency
 from scheduler.costs import CostModel
 from scheduler.planner import cell_budget
@@ -132,6 +133,28 @@ def plan(
     )
 
 
+def plans(
+    config: Config, load: Load, memory: int, costs: CostModel | None = None, *, search: bool = False
+) -> list[Plan]:
+    """As `plan`, for each model that has sessions, with the memory that the others leave."""
+    parts = by_model(config)
+    measured = [costs, *[None] * len(config.models)]  # a profile is of the first model
+    needs = [*map(_needed, parts, measured)] if len(parts) > 1 else [0]
+    return [
+        plan(part, load, memory - (sum(needs) - need), known, search=search)
+        for part, need, known in zip(parts, needs, measured, strict=True)
+        if part.sessions or len(parts) == 1
+    ]
+
+
+def _needed(config: Config, costs: CostModel | None) -> int:
+    """Bytes of weights and of the pool; of a model without sessions, of its weights."""
+    if not config.sessions:
+        return weights_of(config)
+    sources = sources_of(config, costs)
+    return sources.outline.weight_bytes + int(sources.kv_bytes(sources.blocks * config.pool.block_size))
+
+
 def simulate(sources: Sources, load: Load) -> Simulated:
     """One simulated run."""
     return _simulate(sources, load)[1]
@@ -156,7 +179,7 @@ def repeated(config: Config, sessions: int) -> Config:
         made.append(session)
     kept = {s.name for s in made}
     questions = tuple(
-        replace(q, sessions=tuple(n for s in q.sessions for n in names[s] if n in kept))
+        replace(q, sessions=tuple(n for s in q.sessions for n in names.get(s, ()) if n in kept))
         for q in config.questions
     )
     asked = tuple(

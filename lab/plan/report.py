@@ -5,6 +5,26 @@ from collections.abc import Callable, Sequence
 from lab.plan.plan import Plan, Quantiles
 
 
+def tables(plans: Sequence[Plan]) -> str:
+    """`table` of each model, and how much of the device they use together."""
+    by_model: dict[str, list[Plan]] = {}
+    for each in plans:
+        by_model.setdefault(each.model, []).append(each)
+    found = [table(each) for each in by_model.values()]
+    if len(found) > 1:
+        used = ", ".join(f"{share:.1%}" for share in _together(plans).values())
+        found.append(f"all models together, utilisation by formula: {used}")
+    return "\n\n".join(found)
+
+
+def _together(plans: Sequence[Plan]) -> dict[float, float]:
+    """Shares of the device's time that all models use, by rate."""
+    found: dict[float, float] = {}
+    for each in plans:
+        found[each.load.ticks] = found.get(each.load.ticks, 0.0) + each.capacity.utilisation_ratio
+    return found
+
+
 def table(plans: Sequence[Plan]) -> str:
     """The plans of one configuration at several rates; what does not fit is said below."""
     first = plans[0]
@@ -58,7 +78,14 @@ def table(plans: Sequence[Plan]) -> str:
 
 def overloads(plans: Sequence[Plan]) -> list[str]:
     """A line for each reason why a rate does not fit."""
-    return [f"{each.load.ticks:g} ticks a second, {why}" for each in plans for why in each.overload]
+    found = [f"{each.load.ticks:g} ticks a second, {why}" for each in plans for why in each.overload]
+    if len({each.model for each in plans}) > 1:
+        found += [
+            f"{ticks:g} ticks a second, all models together need {share:.1%} of the device's time"
+            for ticks, share in _together(plans).items()
+            if share > 1
+        ]
+    return found
 
 
 def _time(seconds: float | None) -> str:

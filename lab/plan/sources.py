@@ -78,7 +78,7 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
         raise SettingError("sessions", "there is no session to plan for: add one")
     costs = costs or costs_of(config).base
     try:
-        outline = outline_of(directory_of(config.model), config.model.dtype)
+        outline = _outline(config)
         prompt = PromptFormat.of(outline.tokenizer, config.model.system_prompt, outline.described)
     except (ModelError, ValueError) as error:
         raise SettingError("model.path", str(error)) from error
@@ -108,6 +108,18 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
         config.pool.blocks or blocks,
         (blocks - sizes.shared) * config.pool.block_size / len(config.sessions),
     )
+
+
+def weights_of(config: Config) -> int:
+    """Bytes of the model's weights. Raises SettingError."""
+    try:
+        return _outline(config).weight_bytes
+    except (ModelError, ValueError) as error:
+        raise SettingError("model.path", str(error)) from error
+
+
+def _outline(config: Config) -> Outline:
+    return outline_of(directory_of(config.model), config.model.dtype)
 
 
 def device_memory(config: Config) -> int:

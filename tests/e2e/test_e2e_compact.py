@@ -13,8 +13,9 @@ import pytest
 from daemon.api.messages import Ask
 from daemon.config.schema import FlashConfig, ModelConfig
 from engine.model.chat_format import PromptFormat
-from engine.model.embedded import TAPE_MODEL, embedded_directory
+from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
+from engine.model.terse import TAPE_MODEL
 from engine.step import Chunk, Executor, SampledToken
 from feeds.market_data import Answer
 from flash.question import PAPER_SIX

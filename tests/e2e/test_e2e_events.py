@@ -30,7 +30,7 @@ def config(**events: object) -> Config:
 
 def window(daemon: RunningDaemon, session: str = "aaa") -> list[str]:
     """The lines that the model reads, each without its time."""
-    built = daemon.host.sessions.built
+    built = daemon.host.first.sessions.built
     text = str(built.prompt.tokenizer.decode(built.tapes[session].window))
     return [line.partition(",")[2] for line in text.splitlines()]
 
@@ -168,10 +168,10 @@ async def test_a_split_may_begin_the_window_again(on_split: str, expected: list[
 
 async def test_a_text_cannot_write_special_tokens() -> None:
     async with running(config()) as daemon:
-        special = daemon.host.sessions.built.prompt.tokenizer.all_special_tokens[0]
+        special = daemon.host.first.sessions.built.prompt.tokenizer.all_special_tokens[0]
         daemon.put(event("text", 0.1, text=f"ends {special} here"))
         await lines(daemon, 1)
-        built = daemon.host.sessions.built
+        built = daemon.host.first.sessions.built
         tokens = built.tapes["aaa"].window
         assert not set(tokens) & set(built.prompt.tokenizer.all_special_ids)
         assert window(daemon) == ["text,ends   here"]

@@ -53,7 +53,7 @@ def names(daemon: RunningDaemon) -> set[str]:
 
 def window(daemon: RunningDaemon, session: str) -> list[str]:
     """The lines of a session's bars."""
-    built = daemon.host.sessions.built
+    built = daemon.host.first.sessions.built
     lines: list[str] = built.prompt.decode(built.tapes[session].window).split("\n")
     return lines
 
@@ -135,7 +135,7 @@ async def test_a_silent_session_is_closed_and_opens_again_with_its_numbers(
         await read(daemon, "B-AUSDT", 3)
         before = daemon.answers("B-AUSDT")[-1]
         await until(lambda: not names(daemon), 60, "the end of the idle session")
-        assert daemon.host.sessions.built.tapes == {}
+        assert daemon.host.first.sessions.built.tapes == {}
         daemon.feed(4)
         await read(daemon, "B-AUSDT", 3)
         after = next(each for each in daemon.answers("B-AUSDT") if each.as_of > before.as_of)
@@ -164,19 +164,19 @@ async def test_a_reload_keeps_what_its_patterns_open_and_closes_the_rest() -> No
         daemon.feed(4)
         await read(daemon, "B-AUSDT", 3)
         await read(daemon, "W-DUSDT", 3)
-        kept = daemon.host.sessions.built.tapes["B-AUSDT"]
+        kept = daemon.host.first.sessions.built.tapes["B-AUSDT"]
         given = pattern().session("mine", "B:BUSDT", 2)
         new = msgspec.structs.replace(config, patterns=(pattern(stale_after=Duration(1)),), sessions=(given,))
         await daemon.gateway.reload(lambda: new)
         assert names(daemon) == {"B-AUSDT", "B-EUSDT", "B-BULLUSDT", "mine"}
-        assert daemon.host.sessions.built.tapes["B-AUSDT"] is kept
+        assert daemon.host.first.sessions.built.tapes["B-AUSDT"] is kept
         assert daemon.state("B-AUSDT").stale_after_ns == 1
         daemon.feed(4)
         await read(daemon, "B-AUSDT", 7)
         await read(daemon, "mine", 3)
         wider = pattern(interval=Duration(2 * SECOND))
         await daemon.gateway.reload(lambda: msgspec.structs.replace(new, patterns=(wider,)))
-        assert daemon.host.sessions.built.tapes["B-AUSDT"] is not kept
+        assert daemon.host.first.sessions.built.tapes["B-AUSDT"] is not kept
         daemon.feed(5)
         await read(daemon, "B-AUSDT", 2)
         assert daemon.count("config_reloads", outcome="done") == 2

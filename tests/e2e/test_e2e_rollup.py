@@ -54,12 +54,12 @@ def between(daemon: RunningDaemon, read: Callable[[], T]) -> T:
 
 
 def tape_of(daemon: RunningDaemon, session: str) -> Any:
-    return daemon.host.sessions.built.tapes[session]
+    return daemon.host.first.sessions.built.tapes[session]
 
 
 def read(daemon: RunningDaemon, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
     """The rollup and the window of a session, in fields."""
-    tape, decode = tape_of(daemon, session), daemon.host.sessions.built.prompt.tokenizer.decode
+    tape, decode = tape_of(daemon, session), daemon.host.first.sessions.built.prompt.tokenizer.decode
     prefix, window = between(daemon, lambda: (decode(tape.prefix), decode(tape.window)))
     _, begins, rollup = prefix.rpartition(introduction(spec))
     assert rollup.endswith(END) == bool(begins)
@@ -76,8 +76,8 @@ async def advance(daemon: RunningDaemon, session: str, bars: int) -> None:
 
     Live data leaves time for that.
     """
-    tape, rollups = tape_of(daemon, session), daemon.host.parts.rollups
-    tapes = daemon.host.sessions.built.tapes
+    tape, rollups = tape_of(daemon, session), daemon.host.first.parts.rollups
+    tapes = daemon.host.first.sessions.built.tapes
     await until(lambda: tape.evicted_records + tape.live_records == bars)
     await until(lambda: between(daemon, lambda: all(map(rollups.settled, tapes.values()))))
 

@@ -43,7 +43,7 @@ async def test_one_symbol_feeds_several_sessions_and_one_session_reads_several()
         daemon.source.put(*(daemon.tape.second(n) for n in range(1, 10)))
         for session, bars in (("aaa", 8), ("spread", 16), ("slow", 4)):
             await until(lambda name=session, n=bars: daemon.state(name).live_records == n)
-        built = daemon.host.sessions.built
+        built = daemon.host.first.sessions.built
         lines = built.prompt.decode(built.tapes["spread"].window).split("\n")
         assert [line.split(",")[0] for line in lines[:4]] == ["AAA", "BBB", "AAA", "BBB"]
         listed = await daemon.call("sessions")
@@ -62,13 +62,13 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
 
         daemon.feed(4)
         await read(daemon, "aaa", 3)
-        kept = daemon.host.sessions.built.tapes["aaa"]
+        kept = daemon.host.first.sessions.built.tapes["aaa"]
         (new,) = sessions("V:BBB", retention_tokens=512)
         await reload(*config.sessions, new)
         daemon.feed(4)
         await read(daemon, "aaa", 7)
         await read(daemon, "bbb", 3)
-        assert daemon.host.sessions.built.tapes["aaa"] is kept
+        assert daemon.host.first.sessions.built.tapes["aaa"] is kept
         reused = [a.reused_tokens for a in daemon.answers()]
         assert reused == sorted(reused)
         assert daemon.count("bars", session="bbb") == 3
@@ -76,7 +76,7 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
         # a longer window and lateness keep what is there; another interval begins again
         longer = msgspec.structs.replace(config.sessions[0], retention_tokens=2048, lateness=Duration(SECOND))
         await reload(longer, msgspec.structs.replace(new, interval=Duration(2 * SECOND)))
-        assert daemon.host.sessions.built.tapes["aaa"] is kept
+        assert daemon.host.first.sessions.built.tapes["aaa"] is kept
         assert kept.retention.tokens == 2048
         assert daemon.state("bbb").live_records == 0
         version = daemon.state("bbb").version

@@ -109,7 +109,7 @@ def expected(roll: Roll, seconds: Iterable[int], count: int) -> list[str]:
 
 
 def window(daemon: RunningDaemon, session: str = "es") -> list[str]:
-    built = daemon.host.sessions.built
+    built = daemon.host.first.sessions.built
     if session not in built.tapes:  # the front knows of a session before the engine has built it
         return []
     text: str = built.prompt.decode(built.tapes[session].window)
@@ -175,7 +175,7 @@ async def test_compact_lines_begin_anew_around_the_new_contract() -> None:
             await until(lambda: daemon.state("es").live_records == LAST - 1 - (ROLL + 1))
             version = daemon.state("es").version
             await until(lambda v=version: [a.data_version for a in daemon.answers("es")][-1:] == [v])  # type: ignore[misc]  # as above
-            prefix = list(daemon.host.sessions.built.tapes["es"].prefix)
+            prefix = list(daemon.host.first.sessions.built.tapes["es"].prefix)
             tapes.append((prefix, window(daemon), daemon.answers("es")[-1].basis))
     assert tapes[0][:2] == tapes[1][:2]
     assert [basis and (basis.anchor, basis.state_bars) for *_, basis in tapes] == [
@@ -188,14 +188,14 @@ async def test_a_reload_brings_new_contracts_and_names_to_sessions_that_run(roll
     config = config_of(rolled(roll, until_second=None))
     async with running(config) as daemon:
         await feed(daemon, range(3), 2)
-        tape = daemon.host.sessions.built.tapes["es"]
+        tape = daemon.host.first.sessions.built.tapes["es"]
         assert daemon.count("records_unknown_symbol") == 6
         new = rolled(roll)
         other = AliasConfig(ES, ("X:ES",), from_=moment(LAST - 1))
         await daemon.gateway.reload(
             lambda: msgspec.structs.replace(config, symbols=msgspec.structs.replace(new, alias=(other,)))
         )
-        assert daemon.host.sessions.built.tapes["es"] is tape
+        assert daemon.host.first.sessions.built.tapes["es"] is tape
         for n in range(3, LAST - 1):
             daemon.put(*payloads(traded(n, 2)))
         own = traded(LAST - 1, 2)[NEW]

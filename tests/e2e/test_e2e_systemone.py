@@ -98,7 +98,7 @@ async def test_probabilities_are_those_of_the_unmodified_model(
 async def test_so_are_those_of_a_question_about_a_session(
     daemon: RunningDaemon, model: Any, tokenizer: Any
 ) -> None:
-    built = daemon.host.parts.requests._built
+    built = daemon.host.first.parts.requests._built
     tape = built.tapes["aaa"]
     assert not tape.evicted_tokens
     labels = [tokenizer.encode(each, add_special_tokens=False) for each in CHOICE.options]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.config.schema import ModelConfig, RecoveryConfig
+from daemon.config.by_model import by_model
+from daemon.config.schema import ModelConfig, NamedModel, QuestionConfig, RecoveryConfig, SessionConfig
 from engine.engine import Engine
 from engine.model.canary import check
 from engine.model.loaded import LoadedModel
@@ -107,3 +108,37 @@ async def test_a_question_that_needs_a_headline_is_answered_from_it(
     assert not any(other in said.text for other in COMPANIES if other != company)
     chosen = await daemon.call("ask", "aaa", question, choices=COMPANIES)
     assert chosen.choice == company
+
+
+async def test_beside_the_tape_model_it_answers_as_it_does_alone() -> None:
+    """Both read one tape; a chat goes to it by its name, and what the tape model does not know, too."""
+    both = inproc_config(
+        model=ModelConfig(threads=1),
+        models=(NamedModel(name="smol", path=str(smollm2_directory()), layers="compiled"),),
+        sessions=(
+            SessionConfig(name="tape", symbol="V:AAA"),
+            SessionConfig(name="words", symbol="V:AAA", model="smol", retention_tokens=128),
+        ),
+        questions=(QuestionConfig(name="calm", text="Is it calm?", choices=("Yes", "No")),),
+        standing="none",
+    )
+    chat = {
+        "messages": [{"role": "user", "content": "What is a bar chart?"}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+
+    async def said(daemon: RunningDaemon, model: str) -> tuple[object, ...]:
+        await daemon.advance(3)
+        answers = [(a.text, a.choice, a.logit_gap, a.model) for a in daemon.answers("words")]
+        reply = await daemon.http("POST", "/v1/chat/completions", {**chat, "model": model})
+        return answers, reply.json["choices"][0]["message"]["content"]
+
+    async with running(both) as daemon:
+        together = await said(daemon, "smol")
+        reply = await daemon.call("ask", "tape", "Is it wild?", 8, ("Yes", "No"))
+        assert (reply.session, reply.model) == ("words", smollm2_directory().name)
+        assert (await daemon.call("ask", "tape", "trend", 8, ("UP", "DOWN"))).model == "foretick-tape"
+    _, words = by_model(both)
+    async with running(words) as daemon:
+        assert await said(daemon, smollm2_directory().name) == together

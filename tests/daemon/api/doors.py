@@ -94,7 +94,7 @@ class Daemon:
                 Requests(answer),
                 self.events,
                 self.pushes,
-                lambda client: health_of([], [], "tape"),
+                lambda client: health_of([], [], "tape", spare=False),
                 self.access,
             )
             self.server = HttpServer(

@@ -95,7 +95,7 @@ async def daemon(config: Config) -> AsyncIterator[Callable[[], bool]]:
         await asyncio.wait_for(gateway.start(), 200)
         host = gateway.engine._client._host  # type: ignore[union-attr]  # it is in this process
         # it is opened by its first record
-        yield lambda: all(map(host.parts.settled, host.sessions.built.tapes.values()))
+        yield lambda: all(map(host.first.parts.settled, host.first.sessions.built.tapes.values()))
     finally:
         await gateway.stop()
 

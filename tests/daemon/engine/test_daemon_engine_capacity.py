@@ -18,7 +18,7 @@ class Clock:
 
 def test_shares_over_the_last_ten_seconds() -> None:
     store, pool, clock = MetricStore.local({}), BlockPool(100), Clock()
-    metrics = CapacityMetrics(store, pool, ["a", "b", "c"], clock)
+    metrics = CapacityMetrics(store, [pool], ["a", "b", "c"], clock)
     taken = pool.take(30)
     assert taken is not None
     for second in range(1, 31):
@@ -36,7 +36,7 @@ def test_shares_over_the_last_ten_seconds() -> None:
 
 def test_an_idle_daemon_knows_no_capacity() -> None:
     store, clock = MetricStore.local({}), Clock()
-    metrics = CapacityMetrics(store, BlockPool(100), ["a"], clock)
+    metrics = CapacityMetrics(store, [BlockPool(100)], ["a"], clock)
     metrics()
     clock.now = SECOND
     metrics()

@@ -194,7 +194,7 @@ class Removing(dict[str, FakeTape]):
 def test_a_session_that_is_removed_while_its_bars_are_appended_stops_no_other() -> None:
     world = World(0)
     world.tapes = Removing(world.tapes)
-    built: Any = world.input._built
+    built: Any = world.input._models[0].built
     built.tapes = world.tapes
     for session in (0, 1):
         world.bar(session, 1)

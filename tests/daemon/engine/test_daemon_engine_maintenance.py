@@ -57,7 +57,7 @@ def keeper(
     """One idle call, then the metrics as with a heartbeat."""
     keeping, report = (
         Maintenance(engine.pool, tapes, tiers, store, clock),
-        MemoryMetrics(engine, tiers, store),
+        MemoryMetrics([(engine, tiers)], store),
     )
 
     def call() -> float | None:

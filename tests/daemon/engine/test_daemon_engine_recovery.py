@@ -161,9 +161,9 @@ class Engine:
             self.do(replace(adding(known, CHANGES, session), questions=PAPER_SIX))
             self._positions = {session.name: self.of(protocol.SessionAdded)[-1].positions}
         if not busy:
-            self.host.snapshots.clock = lambda: self.now
+            self.host.first.snapshots.clock = lambda: self.now
             for session in config.sessions:
-                self.host.snapshots.set(session, built.tapes[session.name])
+                self.host.first.snapshots.set(session, built.tapes[session.name])
 
     @property
     def positions(self) -> dict[str, dict[str, Position]]:
@@ -171,7 +171,7 @@ class Engine:
 
     @property
     def version(self) -> int:
-        return self.host.sessions.built.tapes["s"].version
+        return self.host.first.sessions.built.tapes["s"].version
 
     def give(self, offset: int, *trades: Trade) -> None:
         """Trades from this offset on, each of which is answered before the next."""
@@ -217,7 +217,7 @@ class Engine:
         """Take the snapshots of what changed."""
         deadline = time.monotonic() + 60
         self.now += 2 * SECOND
-        while self.host.snapshots() is not None or self.host.snapshots._writing is not None:
+        while self.host.first.snapshots() is not None or self.host.first.snapshots._writing is not None:
             self.rest()
             assert time.monotonic() < deadline
         self.rest()
@@ -360,13 +360,13 @@ def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list
     """An engine that was killed behind its second snapshot, with all of its answers acknowledged."""
     made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
     engine = Engine(made)
-    engine.host.parts.confidence.restore("s", ADAPTED)
+    engine.host.first.parts.confidence.restore("s", ADAPTED)
     for first, last in ((0, 19), (19, 31), (31, 36)):
         engine.give(first, *log[first:last])
         if last < len(log):
             engine.snapshot()
     assert engine.value("snapshots_written_total", session="s") == 2
-    engine.host.snapshots.note()
+    engine.host.first.snapshots.note()
     assert 0 < engine.value("snapshot_age_seconds", session="s") < 60
     files = sorted((tmp_path / "on").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert [path.name for path in files] == ["s.0.snapshot", "s.1.snapshot"]
@@ -494,7 +494,7 @@ def test_answers_given_before_are_ready_again_and_not_news(behind: int, terse: P
     assert len(given) == 6
     again = Engine(made, engine.progress())
     again.go_on()
-    idle = again.host.parts.answers.idle
+    idle = again.host.first.parts.answers.idle
     if behind:
         assert idle() == AGAIN_S
         assert again.of(protocol.Repeated) == []
@@ -548,7 +548,7 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
     """And has the coverage that its labels had adapted."""
     made, progress, _ = left
     engine = Engine(made, progress)
-    assert engine.host.parts.confidence.cut("s") == ADAPTED
+    assert engine.host.first.parts.confidence.cut("s") == ADAPTED
     for each in asked_both_ways(engine):
         assert "warm_up" in each.metadata.flags  # newer bars are read again
         assert each.metadata.data_version == progress["s"].version
@@ -741,7 +741,7 @@ def test_a_session_that_is_closed_takes_no_memory_and_keeps_its_snapshots(left: 
     """Questions that it was asked end; opened again, it goes on from its snapshot."""
     made, progress, log = left
     engine = Engine(made, progress)
-    built = engine.host.sessions.built
+    built = engine.host.first.sessions.built
     empty = built.engine.pool.total_blocks - built.engine.pool.free_blocks
     engine.host.handle(chat(1))
     engine.do(protocol.CloseSession(101, "s", releases=True), chat(2))
@@ -801,7 +801,7 @@ def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
         engine = Engine(each, busy=True)
         engine.give(0, *log)
         deadline = time.monotonic() + 60
-        while engine.host.snapshots._writing is not None:
+        while engine.host.first.snapshots._writing is not None:
             engine.rest()
             assert time.monotonic() < deadline
         assert (engine.value("snapshots_written_total", session="s") > 3) == written
@@ -832,12 +832,12 @@ def test_sessions_outside_the_pool_have_snapshots_too(terse: Path, tmp_path: Pat
     made = replace(made, pool=replace(made.pool, host_blocks=64))
     log = log_of(1, 12, 3)
     engine = Engine(made)
-    residency = engine.host.snapshots.built.tiers.residency
+    residency = engine.host.first.snapshots.built.tiers.residency
     assert residency is not None
-    for written, take in enumerate((engine.snapshot, lambda: engine.host.snapshots.close(10)), 1):
+    for written, take in enumerate((engine.snapshot, lambda: engine.host.first.snapshots.close(10)), 1):
         engine.give(engine.given, *log[engine.given : written * 6])
         residency.reclaim(made.pool.frame_limit)
-        assert not engine.host.snapshots.built.tapes["s"].resident
+        assert not engine.host.first.snapshots.built.tapes["s"].resident
         take()
         assert engine.value("snapshots_written_total", session="s") == written
     after = Engine(made, engine.progress())
@@ -853,7 +853,7 @@ def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_
     engine.host.handle(protocol.PartitionsRevoked(("s",)))
     engine.give(12, *log[12:24])
     engine.snapshot()
-    engine.host.snapshots.close(10)
+    engine.host.first.snapshots.close(10)
     assert engine.value("snapshots_written_total", session="s") == 1
     engine.host.handle(protocol.PartitionsAssigned(("s",)))
     engine.snapshot()

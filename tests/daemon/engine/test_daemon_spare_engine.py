@@ -16,7 +16,7 @@ from regions.kv_tensors import KVPool
 from tests.engine.oracle import tiny
 
 MODEL = tiny("llama", layers=2)
-LOADED: Loaded = MODEL, PromptFormat.of(build_tokenizer(), "", {}, frozenset())
+LOADED: tuple[Loaded, ...] = ((MODEL, PromptFormat.of(build_tokenizer(), "", {}, frozenset())),)
 EACH = KVPool.block_bytes(MODEL.layers, 16, MODEL.dtype)
 SESSIONS = (SessionConfig("aaa", "V:AAA"),)
 Setting = bool | None
@@ -32,7 +32,7 @@ def config(setting: Setting, mode: Literal["two", "inproc"] = "two", blocks: int
 
 
 def test_the_pools_bytes_are_those_of_its_blocks_and_of_the_host_tier() -> None:
-    assert pool_bytes(config(None), *LOADED) == 4500 * EACH
+    assert pool_bytes(config(None), LOADED) == 4500 * EACH
 
 
 @given(own=st.integers(0, 1 << 36), room=st.integers(5000 * EACH, 1 << 38))
@@ -54,10 +54,10 @@ def test_it_waits_where_a_second_engine_fits_beside_the_pool(own: int, room: int
 
 def test_without_a_model_of_its_own_another_process_is_started() -> None:
     """As on a GPU, whose memory the model would take twice; only libraries count."""
-    found = spare_engine(config(None), None, own=lambda: 100, available=lambda: 200)
+    found = spare_engine(config(None), (), own=lambda: 100, available=lambda: 200)
     assert found.wanted
     assert not found.forks
-    assert not spare_engine(config(None), None, own=lambda: 100, available=lambda: 100).wanted
+    assert not spare_engine(config(None), (), own=lambda: 100, available=lambda: 100).wanted
 
 
 @pytest.mark.parametrize("setting", [None, True])

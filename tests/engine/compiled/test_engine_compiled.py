@@ -16,9 +16,9 @@ from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.engine import Engine
 from engine.model import canary
-from engine.model.embedded import TAPE_MODEL
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
+from engine.model.terse import TAPE_MODEL
 from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import random_weights, tiny, tiny_config

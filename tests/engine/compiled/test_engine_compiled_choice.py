@@ -20,9 +20,9 @@ from engine.linears.linear_selftest import Layers, SelfTest
 from engine.linears.products import MatmulLibrary, Way
 from engine.measurement_cache import Memory
 from engine.model import canary, loading
-from engine.model.embedded import TAPE_MODEL
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
+from engine.model.terse import TAPE_MODEL
 from engine.stopwatch import Call
 from tests.engine.oracle import random_weights, tiny_config
 

@@ -15,9 +15,9 @@ from engine.linears.linear_selftest import Layers, SelfTest
 from engine.linears.products import ONEDNN, TORCH, MatmulLibrary, Way
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.embedded import TAPE_MODEL
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
+from engine.model.terse import TAPE_MODEL
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
 from tests.kit import tolerance
 
