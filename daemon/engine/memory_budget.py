@@ -18,7 +18,7 @@ SHARE = 0.95
 
 Available = Callable[[torch.device], int]
 Room = Callable[[int], str]
-"""What so many blocks are enough for, in words."""
+"""Says what a number of blocks is enough for."""
 
 
 def check_weights(directory: Path, dtype: str, device: str, available: Available = available_bytes) -> None:

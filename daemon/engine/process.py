@@ -142,7 +142,7 @@ def _has_ended(pid: int) -> bool:
     child = os.pidfd_open(pid)
     try:
         waiting = select.poll()
-        waiting.register(sys.stdin.fileno(), 0)  # what is left to read is no event, its end is
+        waiting.register(sys.stdin.fileno(), 0)  # its end is an event, unread bytes are none
         waiting.register(child, select.POLLIN)
         return child in (each for each, _ in waiting.poll())
     finally:
@@ -318,7 +318,7 @@ def _wait_for_end(descriptor: int, parent: int) -> None:
 
 def _exit(name: str, why: str) -> None:
     """Exit: without standard input this process could not notice that the gateway is gone."""
-    log.error("%s ended (%s): the gateway is gone; ending", name, why)
+    log.error("%s ended (%s): the gateway, or the spare whose fork this is, is gone; ending", name, why)
     os._exit(1)
 
 

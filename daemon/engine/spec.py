@@ -1,4 +1,4 @@
-"""What the engine process is told and reports. A separate module, so that the gateway never imports torch."""
+"""Messages to and from an engine process. A separate module, so that the gateway never imports torch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from metrics.store import Block
 
 @dataclass(frozen=True)
 class Spare:
-    """What every engine process is told first: it loads what it can, then its `EngineSpec` follows."""
+    """The first message to every engine process: it loads what it can, then its `EngineSpec` follows."""
 
     config: Config
     cpus: frozenset[int] = frozenset()

@@ -121,7 +121,7 @@ async def test_a_killed_engine_is_replaced_by_another_fork_of_the_spare(killed: 
         await until(daemon.answers, 60.0)
         os.kill(first if killed == "engine" else spare, signal.SIGKILL)
         await until(lambda: daemon.count("engine_restarts") == 1, 30.0)
-        await until(lambda: not daemon.gateway.status.not_ready(), 60.0)
+        await until(lambda: not daemon.gateway.status.not_ready(), 180.0)
         (waits,) = engines()
         assert (waits == spare) == (killed == "engine")
         assert first not in engines(str(waits))
