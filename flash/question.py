@@ -75,8 +75,8 @@ class Question:
 
     @property
     def is_brief(self) -> bool:
-        """Whether the answer is a choice, a number or a few words, so that the model is asked to be brief."""
-        return self.choices is not None or self.answer == "number" or self.max_tokens <= BRIEF_TOKENS
+        """Whether the model is asked to be brief: for a number or a few words. A choice is one anyway."""
+        return self.choices is None and (self.answer == "number" or self.max_tokens <= BRIEF_TOKENS)
 
     @property
     def hash(self) -> str:

@@ -79,7 +79,7 @@ class Served:
         x = drawn.levels
         exact = len(self.asked.rules)
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
-        listed = [self.prompt.briefly(text) for text in self.asked.texts] if setting.numbered else []
+        listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
             frozen, lines, price = shown(self.prompt, self.lines, x, tape, header, listed)
@@ -102,11 +102,15 @@ class Served:
             else:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
+    def _text(self, question: int) -> str:
+        """A question as the daemon asks it."""
+        text = self.asked.texts[question]
+        return text if self.asked.rule(question) else self.prompt.briefly(text)
+
     def _tokens(self, question: int, numbered: bool) -> list[int]:
-        """Of a question as it is asked."""
         if numbered:
             return self.prompt.numbered(question + 1)
-        return self.prompt.question(self.prompt.briefly(self.asked.texts[question]))
+        return self.prompt.question(self._text(question))
 
     def _choices(self, question: int) -> list[int]:
         """The tokens of its choices, and of NONE."""
