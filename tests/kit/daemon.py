@@ -66,7 +66,7 @@ def logging_put_back() -> Iterator[None]:
 class Daemon:
     """`foretick run` on a configuration; the end of the block ends it by its process id.
 
-    ``spare``: with a spare engine, which costs as much as a second start.
+    ``spare``: with a spare engine, whose fork serves.
     """
 
     def __init__(

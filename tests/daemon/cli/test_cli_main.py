@@ -48,3 +48,24 @@ def test_a_setting_without_a_value_and_an_unknown_key_end_with_status_2(command:
     unknown = CliRunner().invoke(main, [*options, "http.prot=1"])
     assert unknown.exit_code == 2
     assert "did you mean port?" in unknown.output
+
+
+def test_a_library_that_finds_no_room_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `ulimit -v`."""
+
+    def load(name: str) -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr("daemon.cli.main.import_module", load)
+    done = CliRunner().invoke(main, ["check"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("no memory for the libraries: libtorch_cpu.so")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_library_that_fails_otherwise_stays_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise ImportError("a defect")
+
+    monkeypatch.setattr("daemon.cli.main.import_module", load)
+    assert isinstance(CliRunner().invoke(main, ["check"]).exception, ImportError)

@@ -1,6 +1,8 @@
 """The pool is as large as the open sessions need."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -129,3 +131,19 @@ def test_a_window_that_grows_while_it_is_open_is_set_aside() -> None:
     limit.open(shrunk, compact=False)
     assert limit.has_room(config.sessions[0], compact=False)
     assert sizes.of(shrunk, compact=False) < sizes.of(config.sessions[0], compact=False)
+
+
+@given(retained=st.lists(st.integers(1, 9000), max_size=6), blocks=st.integers(0, 9000))
+def test_sessions_that_fit_are_those_whose_blocks_do_in_the_order_of_the_file(
+    retained: list[int], blocks: int
+) -> None:
+    config = inproc_config(NAMES[: len(retained)])
+    sessions = [
+        replace(session, retention_tokens=tokens)
+        for session, tokens in zip(config.sessions, retained, strict=True)
+    ]
+    sizes = PoolSizes(structs.replace(config, sessions=tuple(sessions)), 100)
+    each = [sizes.of(session, compact=False) for session in sessions]
+    needs = [sizes.shared + sum(each[:n]) for n in range(len(each) + 1)]
+    expected = max((n for n, need in enumerate(needs) if need <= blocks), default=0)
+    assert sizes.fitting(blocks, ()) == expected
