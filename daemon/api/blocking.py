@@ -93,12 +93,12 @@ class BlockingStream(EventStream):
 
     @property
     def last(self) -> str:
-        """See `EventStream`."""
+        """See `Position`."""
         return self._stream.last
 
     @property
     def newest(self) -> str:
-        """See `EventStream`."""
+        """See `Position`."""
         return self._stream.newest
 
     def get(self, timeout_s: float | None = None) -> Told:

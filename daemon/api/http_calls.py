@@ -129,12 +129,12 @@ class HttpEventStream(AsyncEventStream):
 
     @property
     def last(self) -> str:
-        """See `AsyncEventStream`."""
+        """See `Position`."""
         return self._last
 
     @property
     def newest(self) -> str:
-        """See `AsyncEventStream`; empty where ``after`` was given."""
+        """See `Position`; empty where ``after`` was given."""
         return self._feed.newest
 
     async def begin(self, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 `daemon.api.auth_middleware` decides who may send them.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial
@@ -72,6 +73,10 @@ class Requests:
         else:
             try:
                 found = await work()
+            except asyncio.CancelledError:
+                given_up = messages.ErrorReply(request.id, "cancelled", "the client gave the request up")
+                self._observe(request, given_up, time.monotonic_ns() - since)
+                raise
             finally:
                 self._in_flight.leave(client.tenant.name)
         self._observe(request, found, time.monotonic_ns() - since)

@@ -53,8 +53,8 @@ class SubscriptionUpdate:
 Told = SubscriptionUpdate | LostMessage
 
 
-class EventStream(ABC):
-    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
+class Position(ABC):
+    """Where a subscription is, by ids of events."""
 
     @property
     @abstractmethod
@@ -65,6 +65,10 @@ class EventStream(ABC):
     @abstractmethod
     def newest(self) -> str:
         """Id of the daemon's newest event when the subscription began."""
+
+
+class EventStream(Position):
+    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
 
     @abstractmethod
     def get(self, timeout_s: float | None = None) -> Told:
@@ -87,18 +91,8 @@ class EventStream(ABC):
         self.close()
 
 
-class AsyncEventStream(ABC):
+class AsyncEventStream(Position):
     """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
-
-    @property
-    @abstractmethod
-    def last(self) -> str:
-        """See `EventStream`."""
-
-    @property
-    @abstractmethod
-    def newest(self) -> str:
-        """See `EventStream`."""
 
     @abstractmethod
     async def get(self) -> Told:
