@@ -70,6 +70,18 @@ def changes(old: Config, new: Config) -> Changes:
     )
 
 
+def of_known_models(old: Config, new: Config) -> Config:
+    """``new``, whose sessions of models that come with a restart stay as in ``old``, or do not come yet."""
+    known = {"", old.model.name, *(each.name for each in old.models)}
+    before = {each.name: each for each in old.sessions}
+    sessions = (each if each.model in known else before.get(each.name) for each in new.sessions)
+    return msgspec.structs.replace(
+        new,
+        sessions=tuple(each for each in sessions if each is not None),
+        patterns=tuple(each for each in new.patterns if each.model in known),
+    )
+
+
 def live(old: Config, new: Config) -> Config:
     """``new`` as far as a daemon that began with ``old`` can follow."""
     return msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})

@@ -24,6 +24,7 @@ from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
 from daemon.supervision import Threads
 from ingest import warm_up
+from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.worker import Worker
 
@@ -102,7 +103,7 @@ class EngineHost:
                     else:
                         self._of(command.session).questions.set(command)
                 case protocol.OpenSession() | protocol.ReconfigureSession():
-                    self._named(command.session.model).sessions.handle(command)
+                    self._change_session(command)
                 case protocol.CloseSession():
                     self._of(command.name).sessions.handle(command)
                 case protocol.TakeOver():
@@ -151,6 +152,14 @@ class EngineHost:
             known = ", ".join(each.built.names[-1] for each in self.models)
             raise ValueError(f"there is no model named {name!r}; there are: {known}. It needs a restart")
         return found[0] if name else self.first
+
+    def _change_session(self, command: protocol.OpenSession | protocol.ReconfigureSession) -> None:
+        try:
+            model = self._named(command.session.model)
+        except ValueError as error:
+            self.emit(failed(command.id, Failure("bad_request", str(error))))
+        else:
+            model.sessions.handle(command)
 
     def _asked(self, asked: Generate) -> ServedModel:
         """Who answers: without session and model, the first that reads words."""

@@ -16,7 +16,7 @@ import msgspec
 from daemon import protocol
 from daemon.api import messages
 from daemon.api.generation import Failed
-from daemon.config.changes import changes, live, questions_by_session, resolved, rolls_among
+from daemon.config.changes import changes, live, of_known_models, questions_by_session, resolved, rolls_among
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import instruments_of
@@ -88,7 +88,7 @@ class LiveSessions:
 
         Raises ConfigError for an instruments file that cannot be read.
         """
-        names = Names(new.symbols)
+        new, names = of_known_models(self.config, new), Names(new.symbols)
         self._patterns.replace(new.patterns, instruments_of(new), names)
         return await self._queue.run(partial(self._reload, new, names))
 

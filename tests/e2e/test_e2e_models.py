@@ -210,7 +210,7 @@ async def test_a_killed_engine_is_replaced_by_a_spare_with_both_models() -> None
         await until(lambda: len(engines()) == 2)
         os.kill(first, signal.SIGKILL)
         await until(lambda: daemon.count("engine_restarts") == 1, 30.0)
-        await until(lambda: not daemon.gateway.status.not_ready())
+        await until(lambda: not daemon.gateway.status.not_ready(), 180.0)
         before = {name: len(daemon.answers(name)) for name in ("tape", "words")}
         daemon.feed(8)
         await until(lambda: all(len(daemon.answers(name)) > before[name] for name in before))

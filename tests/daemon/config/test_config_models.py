@@ -8,7 +8,7 @@ from msgspec import structs
 
 from daemon.config.answerable import refusal_of, terse_of
 from daemon.config.by_model import by_model, keys_of_file, of_session
-from daemon.config.changes import changes
+from daemon.config.changes import changes, of_known_models
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from daemon.config.schema import Config, ModelConfig
@@ -154,6 +154,24 @@ def test_other_models_need_a_restart_and_a_session_that_changes_its_model_begins
     moved = structs.replace(config.sessions[0], model="chat")
     found = changes(config, structs.replace(config, sessions=(moved, *config.sessions[1:])))
     assert (found.removed, [each.name for each in found.added], found.fixed) == (("btc",), ["btc"], ())
+
+
+def test_sessions_of_models_that_come_with_a_restart_stay_as_they_are(tmp_path: Path) -> None:
+    old = config_of(tmp_path)
+    more = structs.replace(old.models[0], name="more")
+    moved = structs.replace(old.sessions[0], model="more")
+    added = structs.replace(moved, name="new")
+    pattern = structs.replace(old.patterns[0], model="more")
+    new = structs.replace(
+        old,
+        models=(*old.models, more),
+        sessions=(moved, *old.sessions[1:], added),
+        patterns=(*old.patterns, pattern),
+    )
+    kept = of_known_models(old, new)
+    assert (kept.sessions, kept.patterns) == (old.sessions, old.patterns)
+    assert changes(old, kept).fixed == ("models",)
+    assert not changes(old, kept)
 
 
 @pytest.mark.parametrize(
