@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 from msgspec import structs
 
-from daemon.config.answerable import refusal_of
 from daemon.config.schema import Config, ModelConfig, NamedModel, QuestionConfig, SessionSettings
-from daemon.config.standing import question_of
+from daemon.config.standing import refusal_by
 from feeds.connector import SettingError
 
 NOBODY = ("",)
@@ -36,11 +35,7 @@ def _part(config: Config, model: ModelConfig) -> Config:
 
     def asked(question: QuestionConfig) -> QuestionConfig:
         """With its place in the list, by which errors name it."""
-        return (
-            structs.replace(question, sessions=NOBODY)
-            if refusal_of(model, question_of(question))
-            else question
-        )
+        return structs.replace(question, sessions=NOBODY) if refusal_by(model, question) else question
 
     return structs.replace(
         config,

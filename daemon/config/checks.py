@@ -9,11 +9,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from msgspec import structs
 
-from daemon.config.answerable import refusal_of
 from daemon.config.by_model import by_model, key_of_file
 from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, ModelConfig, SessionConfig, required_keys
-from daemon.config.standing import is_asked, question_of
+from daemon.config.standing import is_asked, refusal_by
 from daemon.config.symbol_checks import symbol_problems
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
@@ -164,12 +163,8 @@ def _answerable(config: Config) -> Iterator[KeyProblem]:
     if not config.models:
         return
     for index, asked in enumerate(config.questions):
-        try:
-            question = question_of(asked)
-        except ValueError:  # `_questions` says why
-            continue
         sessions = [each for each in config.all_sessions if is_asked(asked, each.name)]
-        why = {each.name: refusal_of(config.model_of(each), question) for each in sessions}
+        why = {each.name: refusal_by(config.model_of(each), asked) for each in sessions}
         if why and all(why.values()):
             yield f"questions[{index}].text", f"no session's model can answer it: {next(iter(why.values()))}"
             continue

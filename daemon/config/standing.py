@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from daemon.config.answerable import refusal_of
 from daemon.config.question_sets import SETS
-from daemon.config.schema import Config, QuestionConfig
+from daemon.config.schema import Config, ModelConfig, QuestionConfig
 from feeds.decimals import parse_fixed
 from feeds.durations import Duration
 from flash.question import Question
@@ -39,6 +39,14 @@ def questions_of(config: Config) -> Iterator[StandingQuestion]:
 def is_asked(asked: QuestionConfig, session: str) -> bool:
     """Whether the table says that the session of this name is asked."""
     return not asked.sessions or any(fnmatchcase(session, each) for each in asked.sessions)
+
+
+def refusal_by(model: ModelConfig, asked: QuestionConfig) -> str:
+    """Why the model cannot answer it; "" where it can, and for a table that declares no question."""
+    try:
+        return refusal_of(model, question_of(asked))
+    except ValueError:
+        return ""
 
 
 def question_of(asked: QuestionConfig) -> Question:

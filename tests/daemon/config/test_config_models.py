@@ -132,6 +132,12 @@ def test_the_paper_s_six_and_all_it_says_of_itself_are_the_tape_model_s(tmp_path
         ('aliases = ["gpt-x"]', "threads = 3", "models[0].threads", "set model.threads"),
         ('aliases = ["gpt-x"]', 'aliases = [""]', "models[0].aliases[0]", "must not be empty"),
         ('name = "chat"\n', "", "models[0]", "name"),
+        (
+            'choices = ["YES", "NO"]',
+            'choices = ["YES"]',
+            "questions[1].choices",
+            "a single choice decides nothing",
+        ),
         ("blocks = 4096", "blocks = 20", "models[0].blocks", "20 blocks of"),
         ('["btc*"]', '["btc"]', "questions[2].text", "no session's model can answer it: this model does not"),
         ('["btc*"]', '["btc", "btc-words"]', "questions[2].sessions", "btc: this model does not answer"),
