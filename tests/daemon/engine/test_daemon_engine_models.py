@@ -16,7 +16,7 @@ from daemon.engine.memory_budget import SharedMemory
 from engine.model.embedded import embedded_directory
 from feeds.connector import SettingError
 from regions.kv_tensors import KVPool
-from tests.kit import inproc_config
+from tests.kit import inproc_config, log_source
 
 CPU = torch.device("cpu")
 
@@ -140,3 +140,12 @@ def test_a_part_s_opened_sessions_are_those_of_its_model() -> None:
     parts = [each.opened.sessions for each in build(both, {}).all]
     assert parts == [(both.sessions[0],), (both.sessions[1],)]
     assert structs.replace(both, models=()).sessions == both.sessions
+
+
+def test_sessions_that_open_by_partition_have_room_in_their_model_s_pool() -> None:
+    first, second = build(structs.replace(config(), source=log_source()), {}).all
+    for built, name in ((first, "one"), (second, "two")):
+        assert (built.tapes, built.opened.sessions) == ({}, ())
+        assert built.limit.at_a_time >= 1
+        (session,) = (each for each in config().sessions if each.name == name)
+        assert built.limit.has_room(session, compact=False)
