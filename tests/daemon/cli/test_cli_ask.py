@@ -16,11 +16,13 @@ def up(**members: Any) -> AskReply:
 
 
 def test_an_answer_is_shown_with_what_it_is_worth() -> None:
-    assert shown(up(untrained=True, staleness_ns=10**9, latency_ns=2_500_000)) == (
+    assert shown(up(untrained=True, staleness_ns=10**9, latency_ns=2_500_000), "aaa") == (
         "UP\n  version 7, logit gap 1.250, 1.000 s since the event, 2.50 ms, computed now, untrained model"
     )
-    judged = shown(up(cached=True, probability=0.8125, choice_set=("UP", "DOWN")))
+    judged = shown(up(cached=True, probability=0.8125, choice_set=("UP", "DOWN")), "aaa")
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in judged
+    other = shown(up(session="aaa-words", model="chat"), "aaa")
+    assert other.startswith("UP\n  aaa-words answered, by chat: version 7, logit gap")
 
 
 def test_the_gap_of_an_early_exit_and_the_age_of_data_are_asked_for() -> None:

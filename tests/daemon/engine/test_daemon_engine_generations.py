@@ -55,7 +55,7 @@ class Rig:
             prompt=FORMAT,
             tapes={"s": SimpleNamespace(live_records=1)},
             engine=SimpleNamespace(frame_limit=POSITIONS, open_prompt=lambda salt: None),
-            loaded=SimpleNamespace(untrained=True),
+            loaded=SimpleNamespace(name="m", untrained=True),
         )
         confidence: Any = None
         self.prompts = PromptBuilder(built, LIMITS, MetricStore.local({}))

@@ -51,7 +51,7 @@ class World:
             prepare=lambda question: PreparedQuestion(
                 (9, 9), tokens if question.choices else None, frozenset()
             ),
-            loaded=SimpleNamespace(untrained=True),
+            loaded=SimpleNamespace(name="m", untrained=True),
             engine=SimpleNamespace(frame_limit=1000),
             prompt=SimpleNamespace(decode=str, text=str, terse=None, longest_token=9),
         )
@@ -97,6 +97,7 @@ def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
         choice="YES",
         logit_gap=FAVOURITE.gap,
         untrained=True,
+        model="m",
         flags=("untrained", "ready_exit"),
     )
     assert len(world.h.executor.batches) == batches, "no forward pass"
