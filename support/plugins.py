@@ -55,7 +55,7 @@ def found(group: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
             continue
         what = f"the package {package} has the {GROUPS[group]} {each.name!r}"
         if _NAME.fullmatch(each.name) is None:
-            raise PluginError(f"{what}: a name has small letters, digits and _, and begins with a letter")
+            raise PluginError(f"{what}: a name is of a to z, _ and, but for its beginning, digits")
         if each.name in taken or each.name in names:
             other = _package(names[each.name]) if each.name in names else OWN
             raise PluginError(f"{what}, which {other} has already: uninstall one of them")

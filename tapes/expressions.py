@@ -325,7 +325,7 @@ class _Evaluation:
         return Number(np.where(np.isfinite(values), values, np.nan), dimension)
 
     def _compared(self, node: ast.AST, op: ast.cmpop, a: Number, b: Number) -> Condition:
-        """Prices differ by so many R, times by hours, plain numbers as they are, others by a log ratio."""
+        """The distance of prices is in R, of times in hours, of plain numbers as it is; else a log ratio."""
         dimension = self._same(node, a, b)
         truth: Flags = _COMPARED[type(op)](a.values, b.values)
         defined = ~(np.isnan(a.values) | np.isnan(b.values))

@@ -125,7 +125,7 @@ async def _opened(gateway: Gateway, sessions: int) -> None:
 
 
 async def _level(gateway: Gateway, sessions: int, rate: int) -> float:
-    """Wait until every session was answered twice and no more bars wait than come in a second; how long, s.
+    """Wait until every session was answered twice and at most a second's bars wait; returns how long, s.
 
     Without an end after `_LEVEL_S`: a daemon that cannot keep up is measured as it is.
     """

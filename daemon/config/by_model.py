@@ -10,7 +10,7 @@ from daemon.config.schema import Config, ModelConfig, NamedModel, QuestionConfig
 from daemon.config.standing import refusal_by
 from feeds.connector import SettingError
 
-NOBODY = ("",)
+NO_SESSION = ("",)
 """As `sessions` of a question: no session has this name."""
 
 
@@ -35,7 +35,7 @@ def _part(config: Config, model: ModelConfig) -> Config:
 
     def asked(question: QuestionConfig) -> QuestionConfig:
         """With its place in the list, by which errors name it."""
-        return structs.replace(question, sessions=NOBODY) if refusal_by(model, question) else question
+        return structs.replace(question, sessions=NO_SESSION) if refusal_by(model, question) else question
 
     return structs.replace(
         config,
