@@ -131,7 +131,7 @@ class Gateway:
         self.tasks.start(COMMIT, self.input.commit_periodically, returns=True)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.liveness.is_alive))
-        self.notifier.ready(f"{len(self.config.sessions)} sessions")
+        self.notifier.ready(self._serving())
         log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -151,6 +151,14 @@ class Gateway:
 
     async def reload(self, read_again: Callable[[], Config]) -> None:
         """Read the configuration again, and do as it says. A bad one is refused whole."""
+        with self.notifier.reloading(self._serving):
+            await self._reload(read_again)
+
+    def _serving(self) -> str:
+        """What the service manager shows."""
+        return f"{len(self.config.sessions)} sessions"
+
+    async def _reload(self, read_again: Callable[[], Config]) -> None:
         self._reload_tenants()
         try:
             done = await self.live.reload(read_again())

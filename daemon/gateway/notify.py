@@ -1,9 +1,11 @@
-"""Reports the daemon's state to systemd (sd_notify): READY, STATUS, STOPPING and WATCHDOG."""
+"""Reports the daemon's state to systemd (sd_notify): READY, STATUS, RELOADING, STOPPING and WATCHDOG."""
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 
 class Notifier:
@@ -20,17 +22,34 @@ class Notifier:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
         self.watchdog_s = _watchdog_seconds(env) if name else None
+        self._serves = False
 
     def ready(self, status: str = "") -> bool:
         """Start-up is finished: model loaded and feeds up."""
+        self._serves = True
         return self._send("READY=1", status)
 
     def status(self, text: str) -> bool:
         """One line for `systemctl status`."""
         return self._send("", text)
 
+    @contextlib.contextmanager
+    def reloading(self, status: Callable[[], str]) -> Iterator[None]:
+        """Within it the daemon reads its configuration again; READY and ``status`` end it.
+
+        Nothing is sent before READY, which it would anticipate, and after STOPPING.
+        """
+        if self._serves:  # the time is for `Type=notify-reload`
+            self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", "")
+        try:
+            yield
+        finally:
+            if self._serves:
+                self.ready(status())
+
     def stopping(self, status: str = "") -> bool:
         """Shutdown has begun."""
+        self._serves = False
         return self._send("STOPPING=1", status)
 
     def alive(self) -> bool:

@@ -43,6 +43,26 @@ def test_states_arrive_as_systemd_spells_them(manager, notifier):
     ]
 
 
+def test_a_reload_is_told_between_ready_and_stopping_only(manager, notifier):
+    with notifier.reloading(lambda: "early"):
+        pass
+    assert manager.received() == []
+    notifier.ready("3 sessions")
+    manager.received()
+    now = time.monotonic_ns() // 1000
+    with pytest.raises(ValueError), notifier.reloading(lambda: "4 sessions"):
+        (told,) = manager.received()
+        raise ValueError("what is wrong with the file is no reason to seem busy for ever")
+    state, _, at = told.partition("\nMONOTONIC_USEC=")
+    assert state == "RELOADING=1"
+    assert now <= int(at) <= time.monotonic_ns() // 1000
+    assert manager.received() == ["READY=1\nSTATUS=4 sessions"]
+    with notifier.reloading(lambda: "late"):
+        manager.received()
+        notifier.stopping("draining")
+    assert manager.received() == ["STOPPING=1\nSTATUS=draining"]
+
+
 async def test_the_watchdog_beats_at_half_its_interval_and_only_while_there_is_progress(manager, notifier):
     progressing = True
     asked = 0
