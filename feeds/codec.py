@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import msgspec
 
@@ -57,6 +57,10 @@ class MalformedRecord(ValueError):
         self.reason = reason
         self.message = message
         self.key, self.ts_event = key, ts_event
+
+
+_SCHEMA = re.compile(r"(\w+)\.v(\d+)")
+_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage))
 
 
 class _Decoder(Protocol):
@@ -162,6 +166,27 @@ def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
     """
     raw = headers.get("encoding")
     return _encoding_named(raw[:MAX_NAME]) if raw else default
+
+
+def check_version(headers: Mapping[str, bytes]) -> None:
+    """Raise MalformedRecord for a message of ours in another version, as a later release may send it.
+
+    Headers named ``schema`` that are somebody else's say nothing here.
+    """
+    if foreign := _foreign_version(headers.get("schema", b"")[:MAX_NAME]):
+        raise MalformedRecord("schema", f"the message is {foreign}; this program reads version 1")
+
+
+def is_foreign(headers: Mapping[str, bytes]) -> bool:
+    """Whether `check_version` refuses a message with these headers."""
+    return bool(_foreign_version(headers.get("schema", b"")[:MAX_NAME]))
+
+
+@lru_cache(maxsize=64)
+def _foreign_version(schema: bytes) -> str:
+    """The schema, if it is one of ours (``trade.v2``) in another version; empty of all others."""
+    found = _SCHEMA.fullmatch(schema.decode("ascii", "replace"))
+    return found[0] if found and found[1] in _TAGS and found[2] != "1" else ""
 
 
 @lru_cache(maxsize=64)

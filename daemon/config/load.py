@@ -19,6 +19,7 @@ from msgspec import inspect
 
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, ConfigProblem
+from daemon.config.former_keys import renamed_value
 from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at
 from daemon.config.schema import PATTERNS, Config, SymbolsConfig, Table
 from feeds.decimals import Fixed, parse_fixed
@@ -172,12 +173,13 @@ def _explain(
     steps = [step for step in re.split(r"[.\[\]]+", key) if step]
     if unknown := _UNKNOWN.fullmatch(what):
         key = f"{key}.{unknown[1]}" if key else unknown[1]
-        what = no_such_key(unknown[1], fields_of(type_at(kind, steps)))
+        what = no_such_key(key, fields_of(type_at(kind, steps)))
     elif what.startswith("Invalid enum value") and isinstance(
         found := bare(type_at(kind, steps)), inspect.LiteralType
     ):
-        given = shortened(repr(_value_at(values, steps)), _SHOWN)
-        what = f"must be one of {', '.join(map(str, found.values))}, not {given}"
+        value = _value_at(values, steps)
+        given, renamed = shortened(repr(value), _SHOWN), renamed_value(key, value)
+        what = f"must be one of {', '.join(map(str, found.values))}, not {given}{renamed}"
     elif pattern := _PATTERN.fullmatch(what):
         given = shortened(repr(_value_at(values, steps)), _SHOWN)
         wanted = PATTERNS.get(literal_eval(pattern[1]), f"text that matches {pattern[1]}")

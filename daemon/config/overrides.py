@@ -10,6 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from daemon.config.errors import ConfigError
+from daemon.config.former_keys import KEYS, plain
 
 
 class Layered:
@@ -57,7 +58,8 @@ def _child(kind: inspect.Type, part: str, here: str, origin: str) -> inspect.Typ
         return kind.item_type
     fields = fields_of(kind)
     if part not in fields:
-        raise _problem(f"{here}.{part}" if here else part, no_such_key(part, fields), origin)
+        key = f"{here}.{part}" if here else part
+        raise _problem(key, no_such_key(key, fields), origin)
     return fields[part]
 
 
@@ -68,8 +70,10 @@ def fields_of(kind: inspect.Type) -> dict[str, inspect.Type]:
 
 
 def no_such_key(key: str, keys: Iterable[str]) -> str:
-    """What is said of a key that is none of ``keys``."""
-    close = difflib.get_close_matches(key, keys, n=1)
+    """What is said of a dotted key whose last part is none of ``keys``."""
+    if instead := KEYS.get(plain(key)):
+        return f"there is no such key any more: {instead}"
+    close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
     return f"there is no such key{f'; did you mean {close[0]}?' if close else ''}"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeds.array_frames import elements
-from feeds.codec import MalformedRecord, decode_record, header_encoding
+from feeds.codec import MalformedRecord, check_version, decode_record, header_encoding, is_foreign
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.decoding import shortened
 from feeds.market_data import Received
@@ -92,6 +92,7 @@ class WireDecoder:
         """See `PayloadDecoder`."""
         encoding = header_encoding(message.headers)
         try:
+            check_version(message.headers)
             found = in_order(elements(message.payload, encoding, self._max_bytes), encoding)
         except Exception as error:
             return Decoded([PayloadRecord(message.payload, malformed(error), self.subjects(message))])
@@ -117,8 +118,9 @@ def malformed(error: Exception) -> MalformedRecord:
 
 
 def _encodings(messages: Sequence[Incoming]) -> npt.NDArray[np.uint8] | None:
-    """Of each message; None if none has headers, hence all are JSON."""
+    """Of each message, `OTHER` of another version; None if none has headers, hence all are JSON."""
     headers = [message.headers for message in messages]
     if not any(headers):
         return None
-    return np.array([ENCODINGS.get(header_encoding(each), OTHER) for each in headers], np.uint8)
+    known = (OTHER if is_foreign(each) else ENCODINGS.get(header_encoding(each), OTHER) for each in headers)
+    return np.fromiter(known, np.uint8, len(headers))

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 FILE = "progress"
 _MAX_FILE_BYTES = 1 << 22
 _CRC_BYTES = 4
+_FORMER = b"foretick1:"
+"""How the file of release 0.1.0 begins."""
 _UNKNOWN = WindowStart()
 _decode_file = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
@@ -290,6 +292,8 @@ class ProgressStore:
             log.warning("the progress of earlier sessions cannot be read: %s", error)
             return
         try:
+            if data.startswith(_FORMER):
+                raise Undecodable("release 0.1.0 wrote it; numbers of answers begin again", readable=False)
             if zlib.crc32(data[_CRC_BYTES:]).to_bytes(_CRC_BYTES) != data[:_CRC_BYTES]:
                 raise Undecodable("the checksum does not match", readable=False)
             self._read(decoded(_decode_file, data[_CRC_BYTES:]))

@@ -50,10 +50,16 @@ def test_a_reload_is_told_between_ready_and_stopping_only(manager, notifier):
     notifier.ready("3 sessions")
     manager.received()
     now = time.monotonic_ns() // 1000
-    with pytest.raises(ValueError), notifier.reloading(lambda: "4 sessions"):
-        (told,) = manager.received()
-        raise ValueError("what is wrong with the file is no reason to seem busy for ever")
-    state, _, at = told.partition("\nMONOTONIC_USEC=")
+    told = []
+
+    def fails() -> None:
+        with notifier.reloading(lambda: "4 sessions"):
+            told.extend(manager.received())
+            raise ValueError("the file is wrong")
+
+    with pytest.raises(ValueError, match="the file is wrong"):
+        fails()
+    state, _, at = told[0].partition("\nMONOTONIC_USEC=")
     assert state == "RELOADING=1"
     assert now <= int(at) <= time.monotonic_ns() // 1000
     assert manager.received() == ["READY=1\nSTATUS=4 sessions"]
