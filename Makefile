@@ -17,7 +17,7 @@ SECONDS_TO_FUZZ ?= 600
 # Tests that need neither PyTorch nor a broker nor a browser; tests/kit/unit.py skips what does.
 UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemon/config daemon/gateway)
 
-.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean sbom
+.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean sbom systemd
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo
@@ -30,6 +30,10 @@ test: lint kernels
 rescale: $(STAMP)
 	$(BIN)/python -m pytest -v -n 0 -m long -k test_a_group_that_grows --reruns=1 --max-suite-reruns=2 \
 		--rerun-show-tracebacks tests/chaos/test_chaos_rescale.py
+
+# The service under a systemd of its own, in namespaces: it takes root, and Debian's archive the first time.
+systemd: $(STAMP)
+	$(BIN)/python -m pytest -v -n 0 -m long tests/systemd/test_systemd_process_1.py
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.kit.unit $(UNIT)

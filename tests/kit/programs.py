@@ -17,6 +17,8 @@ import pytest
 
 PACKAGES = {
     "chromium": "chromium",
+    "curl": "curl",
+    "debootstrap": "debootstrap",
     "dpkg": "dpkg",
     "dpkg-deb": "dpkg",
     "go": "golang-go",
@@ -24,10 +26,13 @@ PACKAGES = {
     "mvn": "maven",
     "node": "nodejs",
     "npm": "npm",
+    "nsenter": "util-linux",
     "openssl": "openssl",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "systemd-analyze": "systemd",
+    "systemd-nspawn": "systemd-container",
+    "unshare": "util-linux",
 }
 """Debian's package of each program that tests cannot do without."""
 OTHER_NAMES = {"chromium": ("chromium-browser", "google-chrome")}
