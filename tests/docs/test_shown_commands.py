@@ -23,6 +23,8 @@ from tests.kit.daemon import FORETICK, Daemon, invoke
 from tests.kit.kafka import free_ports
 from tests.kit.programs import need
 
+START_S = 600.0
+"""Of a daemon, beside whatever else the machine does."""
 KAFKA = "it takes a broker with topics; tests/kafka and tests/daemon/audit run the command on one"
 SYSTEMD = "`make systemd` runs it, in a machine of its own"
 INDEX = "it installs from the package index, gigabytes of it"
@@ -39,7 +41,7 @@ NOT_RUN = {
     r"podman|kubectl": CLUSTER,
     r"kafka-topics\.sh|foretick (dlq|history|explain|reproduce)": KAFKA,
     r"foretick .*(broker:9092|examples/kafka\.toml)": KAFKA,
-    r"foretick check .*--group": KAFKA,
+    r"foretick (check|plan) (?!.*--partitions).*--group": KAFKA,
     r"foretick (train|calibrate|evaluate)": HOURS,
     r"foretick profile": PROFILE,
     r"foretick simulate .*crawler": HOURS,
@@ -170,7 +172,7 @@ def run_until_ready(words: list[str], folder: Path) -> None:
     with log.open("wb") as output:
         daemon = subprocess.Popen([FORETICK, *words], cwd=folder, stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + START_S
         while "ready: " not in log.read_text():
             assert daemon.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -182,7 +184,7 @@ def run_until_ready(words: list[str], folder: Path) -> None:
         daemon.wait()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", sorted({each.page for each in commands("files")}))
 def test_commands_about_files_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, where each may need what the one before has written."""
@@ -229,7 +231,7 @@ def alpha(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Po
     ports, folder = Ports(), tmp_path_factory.mktemp("alpha")
     query = f'[query]\nendpoint = "tcp://127.0.0.1:{ports.query}"\n'
     with Daemon(folder, CONFIG + query, {"STATE_DIRECTORY": str(folder / "state")}) as daemon:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + START_S
         while daemon.get("/readyz")[0] != 200:
             assert daemon.poll() is None, daemon.log
             assert time.monotonic() < deadline, daemon.log
@@ -252,7 +254,7 @@ def alpha(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Po
         daemon.terminate(60)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_commands_to_a_running_daemon_run(alpha: tuple[Daemon, Ports], tmp_path: Path) -> None:
     daemon, ports = alpha
     assert need("curl")

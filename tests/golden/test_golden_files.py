@@ -239,7 +239,7 @@ def test_calibrations_are_read_and_other_versions_refused(tmp_path: Path) -> Non
     found = read_calibration(FOLDER / "calibration.json", text["model"], text["lines"])
     assert len(found.questions) == 1
     (other := tmp_path / "calibration.json").write_text(json.dumps(text | {"version": 2}))
-    with pytest.raises(CalibrationError, match="has version 2 instead of 1; fit it again"):
+    with pytest.raises(CalibrationError, match="version 2"):
         read_calibration(other, text["model"], text["lines"])
 
 

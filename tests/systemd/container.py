@@ -7,6 +7,7 @@ changes.
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sysconfig
 import time
@@ -30,6 +31,8 @@ _POWER_OFF = 38
 _START_S, _STOP_S = 60.0, 60.0
 
 
+_PRIVATE = ("--mount", "--propagation", "private")
+"""Options of unshare: mounts of its own, which end with it."""
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "SYSTEMD_PAGER": ""}
 
 
@@ -44,16 +47,16 @@ def base() -> Path:
     """The root, made where there is none. Skips the test, and says why, where that cannot be."""
     if os.geteuid() != 0:
         pytest.skip("systemd as process 1 takes root, for namespaces and mounts")
-    tried = _run(need("unshare"), "--mount", "--pid", "--net", "--fork", "--propagation", "private", "true")
+    tried = _run(need("unshare"), *_PRIVATE, "--pid", "--net", "--fork", "true")
     if tried.returncode:
         pytest.skip(f"systemd as process 1 takes namespaces, and here: {tried.stderr.strip()}")
     root = CACHE / f"root-{_SUITE}"
     if not root.exists():
         making = root.with_suffix(".part")
+        shutil.rmtree(making, ignore_errors=True)  # of a run that was killed
         making.parent.mkdir(parents=True, exist_ok=True)
-        made = _run(
-            need("debootstrap"), "--variant=minbase", f"--include={_PACKAGES}", _SUITE, making, timeout_s=900
-        )
+        make = ("--variant=minbase", f"--include={_PACKAGES}", _SUITE, making)
+        made = _run(need("unshare"), *_PRIVATE, need("debootstrap"), *make, timeout_s=900)
         if made.returncode:
             unavailable(f"debootstrap makes no root: {made.stdout[-300:]}{made.stderr[-300:]}")
         making.rename(root)
@@ -112,7 +115,7 @@ def container(binds: Mapping[Path, str], kept: Mapping[Path, str]) -> Iterator[C
     ]
     # its own /run, where nspawn keeps its state
     script = 'mount -t tmpfs tmpfs /run && mkdir /run/systemd && exec "$@"'
-    command = [need("unshare"), "--mount", "--propagation", "private", "sh", "-c", script, "sh", *nspawn]
+    command = [need("unshare"), *_PRIVATE, "sh", "-c", script, "sh", *nspawn]
     log = CACHE / "boot.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -236,7 +236,7 @@ def test_a_backup_is_restored(machine: Container) -> None:
     shell(machine, "systemctl restart foretick")
     shell(machine, "systemctl stop foretick foretick-http.socket foretick-query.socket")
     before = shell(machine, "cd /var/lib/private/foretick && find . -type f | sort")
-    assert "./snapshots/aaa.0.snapshot" in before
+    assert "./snapshots/" in before
     for line in block("docs/upgrades.md", "tar --create"):
         shell(machine, f"cd /run && {line}")
     lost = "/etc/foretick /var/lib/private/foretick /etc/systemd/system/foretick.service.d"
