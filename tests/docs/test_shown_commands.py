@@ -134,7 +134,9 @@ def made(folder: Path) -> Path:
         (folder / name).write_text("\n".join(["time,open,high,low,close,volume", *bars, ""]))
     days = [f"08/08/2024 {h}:{m:02},{prices(n)},0" for n, (h, m) in enumerate(times)]
     (folder / "prices.csv").write_text("\n".join(["Date,Open,High,Low,Close,Volume", *days, ""]))
-    ticks = [f"20240808 {h}{m:02}00000,1.0{n:02},1.1{n:02},0" for n, (h, m) in enumerate(times)]
+    ticks = [
+        f"20240808 140000{n * 10:03},1.0{n:02},1.1{n:02},0" for n in range(90)
+    ]  # played as fast as it was
     (folder / "ticks.csv").write_text("\n".join([*ticks, ""]))
     (folder / "trace.jsonl").write_text('{"text": "abcd", "arrival": 0}\n{"text": "abce", "arrival": 1}\n')
     return folder

@@ -267,6 +267,7 @@ def test_it_stops_with_nothing_left_and_is_removed(machine: Container) -> None:
 
 
 PACKAGE = f"""
+systemctl disable --now foretick foretick-http.socket foretick-query.socket
 set -e
 rm -rf /opt/foretick /etc/foretick /etc/systemd/system/foretick*
 mkdir /run/package
@@ -281,7 +282,7 @@ find $site -type f -exec touch --date=@0 {{}} +
 def test_the_debian_package_is_installed_started_and_removed(machine: Container) -> None:
     """By dpkg with its scripts, in the bare system; it is without libraries, which are the tests'."""
     shell(machine, PACKAGE)
-    assert machine.shown(UNIT, "FragmentPath") == f"/usr/lib/systemd/system/{UNIT}"
+    assert machine.shown(UNIT, "FragmentPath").endswith(f"/lib/systemd/system/{UNIT}")
     assert machine.shown(UNIT, "ActiveState") == "inactive", "the package starts nothing"
     machine.write("/etc/foretick/foretick.toml", CONFIG)
     shell(machine, "systemctl enable --now foretick")
