@@ -161,13 +161,13 @@ class ZmqSource:
         """Read what has arrived, without one future per message."""
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         batch: list[Incoming] = []
-        now = self._clock_ns()
         while len(batch) < self._max_records:
             try:
                 frames = plain.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            batch.append(self._incoming(frames, now))
+            # one that came meanwhile was sent after the batch began
+            batch.append(self._incoming(frames, self._clock_ns()))
         return batch
 
     def _incoming(self, frames: list[bytes], now: int) -> Incoming:

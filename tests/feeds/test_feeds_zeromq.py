@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 
 import msgspec
 import pytest
@@ -113,6 +114,23 @@ async def test_messages_arrive_in_order_with_their_headers(
     assert source.lost == 0  # the other topic's numbers do not look like a gap
     await source.stop()
     await sink.stop()
+
+
+async def test_each_message_is_stamped_when_it_is_read(context: zmq.asyncio.Context) -> None:
+    """One that comes while a batch is read was sent after the batch began."""
+    clock = count(1)
+    sink = ZmqSink("p", ANYWHERE, context=context)
+    await sink.start()
+    source = ZmqSource("in", sink.endpoint, context=context, topics=["md."], clock_ns=lambda: next(clock))
+    await source.start()
+    await joined(source, sink)
+    for _ in range(3):
+        await sink.publish("md.t", None, b"x", {})
+    stamps = [each.ts_recv_ns for each in await collect(source, 3)]
+    assert len(set(stamps)) == 3
+    assert stamps == sorted(stamps)
+    await sink.stop()
+    await source.stop()
 
 
 async def test_it_is_read_up_to_when_its_queue_was_empty(context: zmq.asyncio.Context) -> None:
