@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from daemon.cli.check import findings
-from daemon.cli.options import EXIT_FAILED, config_option, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, overrides_of, set_option
+from daemon.config.load import ConfigError, load_config
 from daemon.config.schema import Config, LogConfig
 from daemon.doctor.diagnosis import Diagnosis, Verdict, fine
 from daemon.doctor.examination import Facts, gather, judge
@@ -43,7 +44,24 @@ def command(config_path: Path, settings: tuple[str, ...], unit: str, as_json: bo
     Prints a verdict for each, and one next step where it is not ok. Nothing is changed. Exit status 1 where
     there is a problem, 2 where the file cannot be used.
     """
-    _, diagnoses = examine(read_config(config_path, settings), unit)
+    try:
+        config = load_config(config_path, None, overrides_of(settings))
+    except ConfigError as error:
+        show([unusable(error)], as_json)
+        sys.exit(EXIT_CONFIG)
+    _, diagnoses = examine(config, unit)
+    show(diagnoses, as_json)
+    sys.exit(EXIT_FAILED if any(each.verdict == "problem" for each in diagnoses) else 0)
+
+
+def unusable(error: ConfigError) -> Diagnosis:
+    """A file that neither a start nor a reload takes."""
+    step = "correct it; `foretick check` looks again. A daemon that runs goes on with what it has"
+    return Diagnosis("configuration", "problem", str(error), step, "configuration.md")
+
+
+def show(diagnoses: Sequence[Diagnosis], as_json: bool) -> None:
+    """Print them, as JSON or as lines."""
     if as_json:
         click.echo(json.dumps([asdict(each) for each in diagnoses], indent=1))
     else:
@@ -51,7 +69,6 @@ def command(config_path: Path, settings: tuple[str, ...], unit: str, as_json: bo
             click.echo(shown(each))
         counts = Counter(each.verdict for each in diagnoses)
         click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in SHOWN))
-    sys.exit(EXIT_FAILED if any(each.verdict == "problem" for each in diagnoses) else 0)
 
 
 def examine(config: Config, unit: str) -> tuple[Facts, list[Diagnosis]]:

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.doctor.diagnosis import Diagnosis, Verdict, fine
 from metrics.catalogue import BY_NAME
+from metrics.feed_faults import FAULT_NAMES
 
 Labels = frozenset[tuple[str, str]]
 Samples = Mapping[tuple[str, Labels], float]
@@ -101,7 +102,18 @@ _DISK = "look at the disk, and at recovery.max_bytes", f"{_HERE}#recovery"
 _GROUP = "look at the other daemons of the group", f"{_HERE}#several-daemons"
 _BROKER = "look at the sink's broker", f"{_HERE}#when-the-broker-is-gone"
 _PATTERN = "raise max_sessions of the pattern", f"{_HERE}#many-symbols"
+_RESTART = "read in the log which keys need a restart, and restart it", f"{_HERE}#start-readiness-stop"
 _RELOAD = "`foretick check` names the keys", f"{_HERE}#start-readiness-stop"
+_FEED = (
+    "look at the feed (`foretick feed inspect`), or say in [quality] what is done with these",
+    "quality.md",
+)
+_LATE = "raise bars.lateness, or bars.venue_lag for a slower venue", "configuration.md#bars"
+_COMMITS = "read in the log what the broker or the disk refuses", f"{_HERE}#when-the-broker-is-gone"
+_CALIBRATE = "calibrate again (`foretick calibrate`)", "accuracy.md"
+_LABELS = "calibrate again, or mend what sends labels", "accuracy.md"
+FAULTY = sorted(set(FAULT_NAMES) - {"silent", "skewed_clock", "reordered", "duplicate"})
+"""Kinds of faults that have no rule of their own, and that good feeds do not have."""
 _CLIENTS = "look at the clients: their keys, how many requests at a time, how fast they read", "clients.md"
 
 RULES = (
@@ -119,6 +131,8 @@ RULES = (
     Rule("records_malformed_total", "rises", 0, _DLQ),
     Rule("records_refused_total", "rises", 0, _DLQ),
     Rule("dead_letters_total", "rises", 0, _DLQ),
+    *(Rule("feed_faults_total", "rises", 0, _FEED, {"kind": kind}) for kind in FAULTY),
+    Rule("records_late_total", "rises", 0, _LATE),
     Rule("records_unopened_total", "rises", 0, _PATTERN, {"reason": "limit"}),
     Rule("clock_skew_records_total", "rises", 0, _CLOCKS),
     Rule("venue_delay_seconds", "below", 0, _CLOCKS),
@@ -143,6 +157,7 @@ RULES = (
     Rule("refresh_failures_total", "rises", 0, _LOG),
     Rule("publish_retries_total", "rises", 0, _BROKER),
     Rule("transactions_total", "rises", 0, _BROKER, {"outcome": "aborted"}),
+    Rule("checkpoints_total", "rises", 0, _COMMITS, {"outcome": "failed"}),
     Rule("recovery_progress_failed_total", "above", 0, _DISK),
     Rule("recovery_progress_refused_total", "above", 0, _DISK),
     Rule("snapshot_write_failures_total", "above", 0, _DISK),
@@ -151,10 +166,14 @@ RULES = (
     Rule("hand_overs_total", "above", 0, _GROUP, {"kind": "unplanned"}),
     Rule("peer_requests_total", "rises", 0, _GROUP, {"outcome": "failed"}),
     Rule("config_reloads_total", "above", 0, _RELOAD, {"outcome": "refused"}),
+    Rule("config_reloads_total", "above", 0, _RESTART, {"outcome": "partly"}),
     Rule("tenants_reloads_total", "above", 0, _RELOAD, {"outcome": "refused"}),
     Rule("unauthenticated_total", "rises", 0, _CLIENTS),
+    Rule("source_handshakes_failed_total", "above", 20, _CLIENTS),
     Rule("query_refused_total", "rises", 0, _CLIENTS, {"reason": "busy"}),
     Rule("events_dropped_total", "rises", 0, _CLIENTS),
-    Rule("gap_ratio", "above", 1.5, ("calibrate again (`foretick calibrate`)", "accuracy.md")),
-    Rule("gap_ratio", "low", 0.7, ("calibrate again (`foretick calibrate`)", "accuracy.md")),
+    Rule("query_replies_dropped_total", "rises", 0, _CLIENTS),
+    Rule("gap_ratio", "above", 1.5, _CALIBRATE),
+    Rule("gap_ratio", "low", 0.7, _CALIBRATE),
+    Rule("adapted_coverage", "above", 0.995, _LABELS),
 )  # fmt: skip

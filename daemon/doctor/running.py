@@ -33,13 +33,14 @@ OpenClient = Callable[[Config], QueryClient]
 
 @dataclass(frozen=True)
 class Daemon:
-    """``status``: absent where nothing answers, foreign where something else does. ``ready``: also a standby.
+    """``status``: absent where nothing answers, hung where its port is open and does not reply, foreign where
+    something else does. ``ready``: also a standby.
 
     ``before``, ``after``: two scrapes; ``exposition``: the text of the newer one. ``refused``: why these, or
     the sessions, are not known.
     """
 
-    status: Literal["absent", "alive", "stuck", "foreign"]
+    status: Literal["absent", "hung", "alive", "stuck", "foreign"]
     seen: str = ""
     ready: bool = False
     reasons: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class Daemon:
     @property
     def running(self) -> bool:
         """Whether it has its model and its ports."""
-        return self.status in ("alive", "stuck")
+        return self.status in ("alive", "stuck", "hung")
 
 
 def http_fetch(config: Config) -> Fetch:
@@ -108,6 +109,8 @@ def read_daemon(
             ready["status"] in ("ready", "standby"),
             tuple(ready["reasons"]),
         )
+    except TimeoutError:
+        return Daemon("hung", f"its port is open and does not reply within {PATIENCE_S:g} s")
     except OSError as error:
         return Daemon("absent", str(getattr(error, "reason", error)))
     except (ValueError, LookupError, TypeError, HTTPException):
@@ -149,6 +152,11 @@ def judge_daemon(daemon: Daemon, config: Config) -> Iterator[Diagnosis]:
     if daemon.status == "foreign":
         yield Diagnosis(
             "daemon", "problem", f"{where}: {daemon.seen}", "free the port, or set http.port", _GUIDE
+        )
+        return
+    if daemon.status == "hung":
+        yield Diagnosis(
+            "daemon", "problem", f"{where}: {daemon.seen}", "restart it: its process hangs", _GUIDE
         )
         return
     if daemon.status == "stuck":

@@ -74,10 +74,16 @@ def test_what_check_finds_is_found_and_has_no_password(
 
 
 def test_a_file_that_cannot_be_read_ends_with_status_2(tmp_path: Path) -> None:
-    for arguments in (["--config", "/no/such/file"], ["--config", written(tmp_path, "[http]\nprot = 1\n")]):
-        for command in ("doctor", "dump"):
-            done = invoke(command, *arguments)
-            assert (done.exit_code, done.stdout) == (2, "")
+    wrong = written(tmp_path, "[http]\nprot = 1\n")
+    for path, named in (("/no/such/file", "/no/such/file"), (wrong, "http.prot")):
+        done = invoke("dump", "--config", path)
+        assert (done.exit_code, done.stdout) == (2, "")
+        done = invoke("doctor", "--config", path, "--json")
+        assert done.exit_code == 2
+        (found,) = json.loads(done.stdout)
+        assert (found["check"], found["verdict"]) == ("configuration", "problem")
+        assert named in found["seen"]
+        assert "foretick check" in found["step"]
 
 
 def test_the_next_step_stands_below_with_its_page() -> None:

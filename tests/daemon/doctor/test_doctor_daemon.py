@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from msgspec import structs
 
 from daemon.api.messages import HelloReply, QueryError, SessionInfo, SessionsReply, StatsReply
 from daemon.config.schema import UNTRAINED, Config, HttpConfig, ModelConfig, QueryConfig, SessionConfig
+from daemon.doctor import running as running_daemon
 from daemon.doctor.bundle import members_of
 from daemon.doctor.examination import Facts
 from daemon.doctor.machine import Machine
@@ -113,6 +115,21 @@ def test_what_is_not_http_or_is_cut_is_another_program(reply: bytes) -> None:
         found = read_daemon(config, http_fetch(config))
     assert found.status == "foreign"
     assert judged(found) == {"daemon": "problem"}
+
+
+def test_a_port_that_is_open_and_does_not_reply_is_a_daemon_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_daemon, "PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel takes connections, and nobody reads
+        config = Config(http=HttpConfig(port=server.getsockname()[1]))
+        found = read_daemon(config, http_fetch(config))
+    assert found.status == "hung"
+    assert found.running, "it has its ports and its memory"
+    (diagnosis,) = judge_daemon(found, config)
+    assert (diagnosis.check, diagnosis.verdict) == ("daemon", "problem")
+    assert "does not reply" in diagnosis.seen
+    assert diagnosis.step.startswith("restart it")
 
 
 def test_metrics_that_are_cut_are_skipped_with_the_reason() -> None:

@@ -90,6 +90,8 @@ def test_the_machine_is_read_without_a_gpu_or_with_one() -> None:
         ({}, "ok"),
         ({"writable": False}, "warning"),
         ({"free": MIN_FREE - 1}, "problem"),
+        ({"free": MIN_FREE - 1, "share": 0.05}, "problem"),
+        ({"free": MIN_FREE - 1, "share": 0.5}, "ok"),
         ({"limit": 200 << 30}, "warning"),
         ({"limit": 50 << 30}, "ok"),
     ],

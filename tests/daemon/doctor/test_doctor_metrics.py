@@ -63,12 +63,21 @@ def test_guides_lead_to_sections_that_exist(guide: str) -> None:
         ("venue_delay_seconds", {"venue": "V"}, 0.1, -0.2, True),
         ("query_refused_total", {"reason": "unreadable"}, 0, 9, False),
         ("query_refused_total", {"reason": "busy"}, 0, 9, True),
+        ("feed_faults_total", {"kind": "zero_size"}, 3, 4, True),
+        ("feed_faults_total", {"kind": "duplicate"}, 3, 9, False),
+        ("records_late_total", {"session": "a"}, 3, 4, True),
+        ("checkpoints_total", {"outcome": "failed"}, 3, 4, True),
+        ("checkpoints_total", {"outcome": "done"}, 3, 9, False),
+        ("adapted_coverage", {"session": "a"}, 0.9, 0.999, True),
+        ("adapted_coverage", {"session": "a"}, 0.9, 0.95, False),
     ],
 )
 def test_a_rule_worries_at_its_bound(
     metric: str, labels: dict[str, str], before: float, after: float, worries: bool
 ) -> None:
-    found = judge_rule(rule_of(metric), series(metric, before, **labels), series(metric, after, **labels))
+    rules = [each for each in RULES if each.metric == metric]
+    scrapes = series(metric, before, **labels), series(metric, after, **labels)
+    found = next((each for rule in rules if (each := judge_rule(rule, *scrapes))), None)
     assert (found is not None) == worries
     assert found is None or BY_NAME[f"foretick_{metric}"].help in found.seen
 
