@@ -56,13 +56,13 @@ def prometheus(found: Alerts, faster: float = 1.0) -> str:
         {
             "alert": each.name,
             "expr": _scaled(found.expression(each), faster),
-            "for": each.wait if faster == 1 else f"{_seconds(each.wait) / faster * 1000:.0f}ms",
+            "for": each.wait if faster == 1 else f"{seconds(each.wait) / faster * 1000:.0f}ms",
             "labels": {"severity": each.severity},
             "annotations": {"summary": _line(each.summary), "runbook": each.page},
         }
         for each in found.alerts
     ]
-    group = {"name": _GROUP, "interval": "15s" if faster == 1 else "1s", "rules": rules}
+    group = {"name": _GROUP, "interval": "15s" if faster == 1 else f"{15_000 / faster:.0f}ms", "rules": rules}
     return _HEAD + _yaml({"groups": [group]})
 
 
@@ -133,7 +133,8 @@ def _scaled(expression: str, faster: float) -> str:
     )
 
 
-def _seconds(duration: str) -> int:
+def seconds(duration: str) -> int:
+    """Of a Prometheus duration with one unit."""
     return int(duration[:-1]) * _SECONDS[duration[-1]]
 
 

@@ -1,5 +1,6 @@
 """The alerts under promtool: each fires on its fault and by itself, and a healthy daemon has none."""
 
+import json
 import re
 import subprocess
 from collections.abc import Mapping
@@ -78,6 +79,7 @@ FAULTS: dict[str, Series] = {
     "ForetickDown": {'up{job="foretick"}': "1x40 0x40"},
     "ForetickEngineDown": {
         "foretick_engine_up": "1x40 0x40",
+        "foretick_engine_restarts_total": "0x60 1x20",
         'foretick_versions_total{session="btc"}': STOPS,
     },
     "ForetickEngineRestarted": {
@@ -96,7 +98,10 @@ FAULTS: dict[str, Series] = {
     "ForetickFeedGap": {'foretick_records_lost_upstream_total{source="kafka"}': "0x60 3x20"},
     "ForetickFeedFaults": {'foretick_feed_faults_total{source="kafka",kind="crossed"}': "0x40 0+1x40"},
     "ForetickDeadLetters": {'foretick_dead_letters_total{stage="read"}': "0x60 1x20"},
-    "ForetickRecordsDropped": {'foretick_ring_dropped_total{source="kafka"}': "0x60 100x20"},
+    "ForetickRecordsDropped": {
+        'foretick_ring_dropped_total{source="kafka"}': "0x60 100x20",
+        'foretick_freshness_misses_total{session="btc"}': f"0+5x{SAMPLES}",
+    },
     "ForetickFreshnessBurnsFast": {'foretick_freshness_misses_total{session="btc"}': f"0+5x{SAMPLES}"},
     "ForetickFreshnessBurnsSlowly": {'foretick_freshness_misses_total{session="btc"}': f"0+1x{SAMPLES}"},
     "ForetickSessionStale": {'foretick_versions_total{session="btc"}': STOPS},
@@ -177,6 +182,28 @@ def test_what_the_runbook_names_exists(alert: alerts.Alert):
             assert key in KEYS, key
     for name in re.findall(r"`(foretick_\w+)`", text):
         assert name in BY_NAME
+
+
+def test_the_example_for_alertmanager_names_alerts_and_labels_that_exist():
+    config = yaml.safe_load((FOLDER / "alertmanager.yml").read_text())
+    receivers = {each["name"] for each in config["receivers"]}
+    routes = [config["route"], *config["route"]["routes"]]
+    assert {each["receiver"] for each in routes} == receivers
+    assert config["route"]["routes"][0]["matchers"] == ["severity = page"]
+    text = json.dumps(config["inhibit_rules"])
+    assert set(re.findall(r"Foretick\w+", text)) <= set(NAMES)
+    labels = {label for metric in BY_NAME.values() for label in metric.labels}
+    assert {each for rule in config["inhibit_rules"] for each in rule["equal"]} <= labels | {
+        "instance",
+        "job",
+    }
+
+
+@pytest.mark.prometheus
+def test_alertmanager_takes_the_example():
+    command = [need("amtool"), "check-config", FOLDER / "alertmanager.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_a_fault_and_an_id_of_its_own_in_grafana():
