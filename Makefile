@@ -17,7 +17,10 @@ SECONDS_TO_FUZZ ?= 600
 # Tests that need neither PyTorch nor a broker nor a browser; tests/kit/unit.py skips what does.
 UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemon/config daemon/gateway)
 
-.PHONY: run test rescale unit one coverage kernels fuzz site lint format lock clean sbom systemd
+# How much faster the clock of alerts runs than the machine's; less on a busy machine.
+FASTER ?= 20
+
+.PHONY: run test rescale faults unit one coverage kernels fuzz site lint format lock clean sbom systemd
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo
@@ -34,6 +37,10 @@ rescale: $(STAMP)
 # The service under a systemd of its own, in namespaces: it takes root, and Debian's archive the first time.
 systemd: $(STAMP)
 	$(BIN)/python -m pytest -v -n 0 -m long tests/systemd/test_systemd_process_1.py
+
+# Faults of running daemons, one after the other: what alerts and the doctor say of each. Leaves .cache/faults.md.
+faults: $(STAMP)
+	TESTS_FASTER=$(FASTER) $(BIN)/python -m pytest -v -n 0 -m long tests/e2e/test_e2e_faults.py
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.kit.unit $(UNIT)

@@ -82,6 +82,25 @@ class MockBroker:
         """Bring the broker back up, with its data."""
         self._call("rd_kafka_mock_broker_set_up", 1)
 
+    def delay(self, rtt_ms: int) -> None:
+        """How long each reply takes."""
+        self._call("rd_kafka_mock_broker_set_rtt", 1, rtt_ms)
+
+    def refuse(self, request: int, code: int, times: int = 1_000) -> None:
+        """Answer the next ``times`` requests of a kind, by Kafka's number of it, with an error's code."""
+        self._call(
+            "rd_kafka_mock_push_request_errors_array", request, times, (ctypes.c_int * times)(*[code] * times)
+        )
+
+    def refuse_topic(self, topic: str, request: int, code: int, times: int = 1) -> None:
+        """The same, of partition 0 of a topic."""
+        codes = [ctypes.c_int(code)] * times
+        self._call("rd_kafka_mock_partition_push_request_errors", topic.encode(), 0, request, times, *codes)
+
+    def accept(self, request: int) -> None:
+        """Answer requests of this kind as before."""
+        self._call("rd_kafka_mock_clear_request_errors", request)
+
     def _call(self, function: str, *arguments: Any) -> None:
         if self._library is None:
             raise RuntimeError("the mock broker is not started")
@@ -104,6 +123,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_mock_topic_create": (_int, [_pointer, _text, _int, _int]),
     "rd_kafka_mock_broker_set_down": (_int, [_pointer, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_up": (_int, [_pointer, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_rtt": (_int, [_pointer, ctypes.c_int32, ctypes.c_int]),
+    "rd_kafka_mock_push_request_errors_array": (
+        None,
+        [_pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)],
+    ),
+    "rd_kafka_mock_partition_push_request_errors": (
+        _int,
+        [_pointer, _text, ctypes.c_int32, ctypes.c_int16, ctypes.c_size_t],
+    ),
+    "rd_kafka_mock_clear_request_errors": (None, [_pointer, ctypes.c_int16]),
 }
 
 

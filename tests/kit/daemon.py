@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -66,13 +67,20 @@ def logging_put_back() -> Iterator[None]:
 class Daemon:
     """`foretick run` on a configuration; the end of the block ends it by its process id.
 
-    ``spare``: with a spare engine, whose fork serves.
+    ``spare``: with a spare engine, whose fork serves. ``certificate``: of HTTPS, and its key.
     """
 
     def __init__(
-        self, folder: Path, config: str, environment: Mapping[str, str] | None = None, *, spare: bool = False
+        self,
+        folder: Path,
+        config: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        spare: bool = False,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         (self.http_port,) = free_ports(1)
+        self._certificate = certificate
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "foretick.toml"
         self.configure(config)
@@ -81,9 +89,17 @@ class Daemon:
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def config(self) -> Path:
+        """Its configuration."""
+        return self._config
+
     def configure(self, config: str) -> None:
         """Write the file; a running daemon reads it at SIGHUP."""
-        self._config.write_text(f"{config}\n[http]\nport = {self.http_port}\n")
+        http = f"[http]\nport = {self.http_port}\n"
+        if self._certificate is not None:
+            http += 'tls_certificate_file = "{}"\ntls_key_file = "{}"\n'.format(*self._certificate)
+        self._config.write_text(f"{config}\n{http}")
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
@@ -149,8 +165,12 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP request; (0, "") while the port is closed."""
+        scheme, context = "http", None
+        if self._certificate is not None:
+            scheme, context = "https", ssl.create_default_context(cafile=self._certificate[0])
+        url = f"{scheme}://127.0.0.1:{self.http_port}{path}"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as response:
+            with urllib.request.urlopen(url, timeout=30, context=context) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

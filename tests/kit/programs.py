@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 
 PACKAGES = {
+    "amtool": "prometheus-alertmanager",
     "chromium": "chromium",
     "curl": "curl",
     "debootstrap": "debootstrap",
@@ -29,6 +30,7 @@ PACKAGES = {
     "nsenter": "util-linux",
     "openssl": "openssl",
     "prometheus": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
     "promtool": "prometheus",
     "systemd-analyze": "systemd",
     "systemd-nspawn": "systemd-container",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import tempfile
 import time
@@ -32,11 +33,14 @@ _VARIABLES = {
 class PrometheusServer:
     """Scrapes `http://TARGET/metrics` four times a second into a folder of its own; loopback, free port."""
 
-    def __init__(self, program: str, target: str, rules: str = "") -> None:
-        """``target``: host:port. ``rules``: text of a rules file."""
+    def __init__(
+        self, program: str, target: str, rules: str = "", *, alertmanager: str = "", every: str = "250ms"
+    ) -> None:
+        """``target``, ``alertmanager``: host:port. ``rules``: text of a rules file; ``every``: of scrapes."""
         self._program = program
         self._target = target
         self._rules = rules
+        self._alertmanager, self._every = alertmanager, every
         self._folder = tempfile.TemporaryDirectory(prefix="foretick-prometheus-")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -93,15 +97,32 @@ class PrometheusServer:
                 raise TimeoutError(f"no series in {timeout_s:g} s: {'; '.join(empty)}")
             time.sleep(0.1)
 
-    def _start(self) -> None:
+    def watch(self, target: str, instance: str, scheme: str = "http", timeout_s: float = 60.0) -> None:
+        """Scrape ``target`` from now on, as an instance of another name: no window has anything of it."""
+        assert self._process is not None, "only inside its block"
+        self._configure({"targets": [target], "labels": {"instance": instance}}, scheme)
+        self._process.send_signal(signal.SIGHUP)
+        self.wait_for(f'count_over_time(up{{instance="{instance}"}}[1m]) > 2', timeout_s)
+
+    def _configure(self, group: dict[str, Any], scheme: str = "http") -> Path:
         folder = Path(self._folder.name)
         config = folder / "prometheus.yml"
-        job = {"job_name": "foretick", "static_configs": [{"targets": [self._target]}]}
+        job = {"job_name": "foretick", "static_configs": [group], "scheme": scheme}
+        job |= {"tls_config": {"insecure_skip_verify": True}} if scheme == "https" else {}
         # JSON is YAML.
-        times = {"scrape_interval": "250ms", "scrape_timeout": "250ms"}
+        times = {"scrape_interval": self._every, "scrape_timeout": self._every}
+        whole: dict[str, Any] = {"global": times, "scrape_configs": [job]}
+        if self._rules:
+            whole["rule_files"] = ["rules.yml"]
+        if self._alertmanager:
+            whole["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [self._alertmanager]}]}]}
+        config.write_text(json.dumps(whole))
+        return config
+
+    def _start(self) -> None:
+        folder = Path(self._folder.name)
         (folder / "rules.yml").write_text(self._rules)
-        files = ["rules.yml"] if self._rules else []
-        config.write_text(json.dumps({"global": times, "scrape_configs": [job], "rule_files": files}))
+        config = self._configure({"targets": [self._target]})
         for attempt in range(1, _ATTEMPTS + 1):
             # The port may be taken between asking for it and Prometheus binding it: then try another.
             if self._launch(folder, config, *free_ports(1)):
