@@ -176,7 +176,8 @@ class Refresher:
     """Refreshes `exact` sessions, compares the states of all, and replaces frozen prefixes.
 
     ``executor`` catches up with at most ``catch_up_tokens`` between two batches. Positions stay below
-    ``frame_limit``. ``clock`` gives ns.
+    ``frame_limit``. ``clock`` gives ns. ``on_busy`` gets a session and whether its window is being prefilled,
+    or waits for that.
     """
 
     def __init__(
@@ -191,7 +192,9 @@ class Refresher:
         *,
         frame_limit: int,
         catch_up_tokens: int,
+        on_busy: Callable[[str, bool], None] = lambda session, is_busy: None,
     ) -> None:
+        self._on_busy = on_busy
         self._scheduler, self._executor, self._prefixes = scheduler, executor, prefixes
         self._comparison = comparison
         self._observer, self._clock = observer, clock
@@ -259,6 +262,7 @@ class Refresher:
             self._queue.remove(window)
         if window is not None:
             self._failed.discard(window)
+            self._tell(window)
         if self._running is not None and self._running.window is window:
             self._cancel(self._running)
 
@@ -285,6 +289,8 @@ class Refresher:
         Records that wait for another prefix still get it, also those that arrive later.
         """
         self._stopping = True
+        for window in self._queue:
+            self._tell(window)
         if self._running is not None and not self._running.urgent:
             self._cancel(self._running)
 
@@ -340,6 +346,12 @@ class Refresher:
         if running is not None and not running.urgent and window.barrier is not None:
             self._restart(running)  # it may never get a token, and records wait for this one
         self._begin()
+        self._tell(window)
+
+    def _tell(self, window: SessionWindow) -> None:
+        """Say whether its window is being prefilled, or waits for that; at a stop, nothing waits long."""
+        runs = self._running is not None and self._running.window is window
+        self._on_busy(window.tape.name, runs or (window in self._queue and not self._stopping))
 
     def _next(self) -> SessionWindow | None:
         """The first window of the queue that records wait for, else the first one."""
@@ -353,6 +365,7 @@ class Refresher:
             window.begin(self._clock())
             following = window.replacement
             if following is None and not window.tape.live_records:
+                self._tell(window)
                 continue
             self._running = running = _Prefill(window, following)
             if following is None:
@@ -457,6 +470,7 @@ class Refresher:
                 window.fail(self._clock())
                 self._failed.add(window)
         self._begin()
+        self._tell(window)
 
     def _restart(self, running: _Prefill) -> None:
         """Cancel the prefill, to begin it again later."""

@@ -792,8 +792,8 @@ class FlashConfig(Table, frozen=True):
         bool,
         about(
             "answer every bar by itself, as for a backtest: the next one waits until its session's questions "
-            "are answered, also free text, and the source waits if it can. Deadlines (`answer_within`) pass "
-            "meanwhile"
+            "are answered, also free text, and its window is refreshed, and the source waits if it can. "
+            "Deadlines (`answer_within`) pass meanwhile"
         ),
     ] = False
 

@@ -79,7 +79,7 @@ def wire_engine(
     ]
     names = {session.name for each in built.all for session in each.opened.sessions}
     opened = structs.replace(config, sessions=tuple(s for s in config.sessions if s.name in names))
-    # Listeners on a commit are called in this order: those that record the version, then those that query it.
+    # Listeners on a commit are called in this order: record the version, begin its refresh, ask of it.
     feeder = TapeFeeder(
         opened,
         ring,
@@ -132,9 +132,9 @@ def _served(
     position = ready_position(config, built, scheduler)
     prompts = PromptBuilder(built, limits, store)
     requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)
-    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
-    refresher = refresher_of(config, built, scheduler, registry, observer)
+    refresher = refresher_of(config, built, scheduler, registry, observer, feeder.refreshing)
     rollups = Rollups(config, built, scheduler, store)
+    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
     parts = SessionParts(scheduler, registry, versions, confidence, requests, answers, refresher, rollups)
     snapshots = Snapshots(config, built, scheduler, feeder, parts, store)
     questions = StandingQuestions(registry, built, scheduler, limits, confidence, emit)
@@ -210,7 +210,12 @@ def scheduler_of(
 
 
 def refresher_of(
-    config: Config, built: Built, scheduler: Scheduler, registry: Registry, observer: Observer
+    config: Config,
+    built: Built,
+    scheduler: Scheduler,
+    registry: Registry,
+    observer: Observer,
+    on_busy: Callable[[str, bool], None] = lambda session, is_busy: None,
 ) -> Refresher:
     """Keeps exact sessions fresh, and compares carried with fresh states of all sessions."""
 
@@ -231,6 +236,7 @@ def refresher_of(
         time.monotonic_ns,
         frame_limit=built.engine.frame_limit,
         catch_up_tokens=config.scheduler.chunk_min,
+        on_busy=on_busy,
     )
 
 

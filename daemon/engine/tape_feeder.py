@@ -176,6 +176,9 @@ class _Fed:
     """Bars that the scheduler has; under the lock of `TapeFeeder`."""
     asked: int = 0
     """Of these, bars of versions whose questions are being answered; where every bar is. Under the lock."""
+    answering: bool = False
+    refreshing: bool = False
+    """Its window is being prefilled in the background."""
     paused: bool = False
     """It is given no bars for now."""
     bars: int = 0
@@ -188,6 +191,18 @@ class _Fed:
     def on_the_way(self) -> int:
         """Bars that the scheduler has, and that are on no tape yet."""
         return self.ahead - self.asked
+
+    def ask(self, bars: int) -> None:
+        """A version of these bars is asked."""
+        self.asked, self.answering = self.asked + bars, True
+
+    def end_answers(self) -> None:
+        """All that was asked is answered."""
+        self.answering = False
+
+    def refresh(self, is_refreshing: bool) -> None:
+        """Its window is being prefilled in the background, or not any more."""
+        self.refreshing = is_refreshing
 
     def pause(self, is_paused: bool) -> None:
         """Hold its bars back, or release them."""
@@ -425,13 +440,27 @@ class TapeFeeder(BarConsumer):
         fed.commit(records[-1].payload.anchor)
         if self._config.flash.every_bar:
             with self._lock:
-                fed.asked += len(records)
+                fed.ask(len(records))
         else:
             self._give_back(tape.name, len(records))
 
     def answered(self, session: str) -> None:
         """All that is asked of a session's bars so far is answered. The scheduler's thread."""
-        if (fed := self._fed.get(session)) is not None and fed.asked:
+        if (fed := self._fed.get(session)) is not None:
+            fed.end_answers()
+            self._go_on(session, fed)
+
+    def refreshing(self, session: str, is_refreshing: bool) -> None:
+        """A session's window is being prefilled in the background, or not any more. The scheduler's thread.
+
+        Where every bar is answered, the next one waits for that, so that equal records make equal windows.
+        """
+        if (fed := self._fed.get(session)) is not None:
+            fed.refresh(is_refreshing)
+            self._go_on(session, fed)
+
+    def _go_on(self, session: str, fed: _Fed) -> None:
+        if fed.asked and not fed.answering and not fed.refreshing:
             self._give_back(session, fed.asked, answered=True)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
