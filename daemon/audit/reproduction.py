@@ -5,28 +5,26 @@ Then the records of its state are read, from the first that it depends on (`Basi
 version, and a session is made from them (`daemon.audit.session_replay`).
 """
 
-import heapq
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Literal
 
 import msgspec
 
 from daemon.audit.broker import Broker, logs_of
 from daemon.audit.file_log import FileLog
-from daemon.audit.session_replay import ONE, Batches, End, Replay, ReplayedVersion
+from daemon.audit.recorded_history import of_partitions
+from daemon.audit.session_replay import End, Replay, ReplayedVersion
 from daemon.audit.snapshot_reader import Stream, below, starts, stream_of
+from daemon.audit.stepped_engine import ONE
 from daemon.config.fingerprint import fingerprint, settings_of
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built
 from daemon.engine.snapshot_store import UsableSnapshot
-from feeds.kafka_range import KafkaRange, OffsetsGone
+from feeds.kafka_range import OffsetsGone
 from feeds.market_data import Answer, Basis
-from feeds.source import Incoming
 from ingest.compact import Anchor
 from ingest.record import stream_number
 from regions.offload.snapshot_format import SnapshotError
@@ -201,12 +199,12 @@ async def derive(config: Config, answer: Answer, planned: ReadPlan) -> Derived:
             if snapshot is not None:
                 planned = _behind(snapshot, basis, replay.state_bars, several=len(config.feeds) > 1)
             newest = _newest(basis, config)
-            ends = await replay.bars(_batches(brokers, planned))
+            ends = await replay.bars(of_partitions(partial(_broker, brokers), planned.spans))
             at = [number for number, end in enumerate(ends) if _is_end(answer, closed, newest, end)]
             version = None
             if at:
                 exclude = _before(basis, planned, at[-1] + 1)
-                batches = _batches(brokers, planned)
+                batches = of_partitions(partial(_broker, brokers), planned.spans)
                 version = await replay.feed(batches, answer.question, answer.question_hash, at[-1], exclude)
     except (OffsetsGone, SnapshotError) as error:
         raise CannotReproduce(str(error)) from error
@@ -354,34 +352,3 @@ def deterministic(config: Config) -> Config:
     model = msgspec.structs.replace(config.model, threads=1, device="cpu")
     models = tuple(msgspec.structs.replace(each, device="cpu") for each in config.models)
     return msgspec.structs.replace(config, model=model, models=models)
-
-
-async def _batches(brokers: Mapping[str, Broker | FileLog], planned: ReadPlan) -> Batches:
-    """What is planned, by source in batches; several partitions are merged by Kafka's times."""
-    async with AsyncExitStack() as stack:
-        readers: dict[str, KafkaRange | FileLog] = {}
-        for source, _ in planned.spans:
-            if source not in readers:
-                readers[source] = await stack.enter_async_context(_broker(brokers, source).reader())
-        if len(planned.spans) == 1:
-            ((source, partition), span) = next(iter(planned.spans.items()))
-            async for batch in readers[source].read(partition, span):
-                yield source, list(map(_received, batch))
-            return
-        streams: list[list[tuple[int, int, str, Incoming]]] = []
-        for number, ((source, partition), span) in enumerate(planned.spans.items()):
-            found = [m async for batch in readers[source].read(partition, span) for m in batch]
-            # one whose time is unknown stays behind the message before it
-            stamps: Iterator[int] = accumulate((m.ts_source_ns for m in found), _newest_known)
-            streams.append([(at, number, source, m) for at, m in zip(stamps, found, strict=True)])
-        for _, _, source, message in heapq.merge(*streams, key=lambda each: each[:2]):
-            yield source, [_received(message)]
-
-
-def _newest_known(before: int, at: int) -> int:
-    return at or before
-
-
-def _received(message: Incoming) -> Incoming:
-    """As if it was received when Kafka had it: what came too far ahead of the clock is refused again."""
-    return msgspec.structs.replace(message, ts_recv_ns=message.ts_source_ns or message.ts_recv_ns)

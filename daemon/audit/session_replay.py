@@ -10,26 +10,21 @@ many bars there are before its state; then with the engine.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from daemon import protocol
+from daemon.audit.stepped_engine import Batches, SteppedEngine
 from daemon.config.by_model import of_session
 from daemon.config.schema import Config
-from daemon.config.symbols import Names, numbered, routes
-from daemon.engine.assembly import wire_engine
 from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
 from daemon.engine.tape_feeder import is_single
-from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.connectors import make_payloads
-from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.progress import Progress
 from daemon.session_life import Life, State
 from engine.device import use_threads
@@ -37,26 +32,15 @@ from engine.rounding import of_gap
 from engine.step import Chunk, Executor, SampledToken
 from feeds.durations import Duration
 from feeds.market_data import Answer
-from feeds.source import Incoming, Kind, Partition
 from flash.registry import Standing
-from ingest import warm_up
 from ingest.bar_kernel import SESSION
 from ingest.compact import Anchor, CompactSpec
 from ingest.plane import BarConsumer, DataPlane, Made, TapeRecord
 from ingest.plane_state import Rows
-from ingest.ring import Ring
 from ingest.tokens import Tokeniser
-from metrics.store import MetricStore
-
-_BATCH = 256
-"""Messages that enter the ring between two looks at the engine."""
-ONE = ""
-"""Name of the only source."""
 
 Choose = Callable[[Built], UsableSnapshot | None]
 """Finds the snapshot to go on from, if there is one."""
-Batches = AsyncGenerator[tuple[str, list[Incoming]], None]
-"""Messages, by the name of their source."""
 
 
 class End(NamedTuple):
@@ -142,7 +126,6 @@ class Replay:
     ) -> None:
         self.config = config = alone(config, name)
         self._session, self._until_ns = config.sessions[0], until_ns
-        self._sources = [source for source, _ in config.feeds.values()] or [ONE]
         self.built: Built = build(config, {}, opens_all=True)
         use_threads(config.model.threads)  # of this thread, too
         spec = self.built.lines[name]
@@ -157,54 +140,43 @@ class Replay:
             self.built.tapes[name] = self.built.restore(self._session, self.snapshot, Progress())
         self.state_bars = self.built.tapes[name].kv.records
         """Bars that the state of the snapshot depends on."""
-        self._store = MetricStore.local(_labels(config, self._sources))
-        self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
         self._seen = _Seen(self.built.engine)
         self._versions = 0
         self._wanted = -1
         self._question = "", ""
         self._found: ReplayedVersion | None = None
-        self.host = wire_engine(
-            config,
-            self.built,
-            self._ring,
-            self._store,
-            self._on_event,
-            source=self._sources[0],
-            executor=self._seen,
-            credits=1,
-        )
-        self.host.input.partitions_assigned([name])
+        self._engine = SteppedEngine(config, self.built, self._on_event, executor=self._seen)
+        self.host = self._engine.host
 
     def __enter__(self) -> Replay:
-        warm_up()
+        self._engine.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ring.close()
-        self._ring.unlink()
+        self._engine.__exit__()
 
     async def bars(self, batches: Batches) -> list[End]:
         """Read (source, messages) to their end; the session behind each bar that they make."""
         name, state = self._session.name, None if self.snapshot is None else self.snapshot.state
         made = _Records()
+        engine = self._engine
         plane = DataPlane(
-            self._ring,
-            self._sources[0],
+            engine.ring,
+            engine.sources[0],
             Tokeniser(self.built.prompt.encode, self.built.prompt.without_special),
             [self.host.input.spec(name)],
             made,
-            self._store,
+            engine.store,
         )
         if state is not None:
             plane.restore(name, state.plane, [state.has_log] * len(state.positions))
             plane.go_on([name])
 
-        def step() -> None:
-            while plane.step():
-                pass
+        def step() -> bool:
+            return not plane.step()
 
-        await self._read(batches, step)
+        async for _ in engine.read(batches, step):
+            pass
         plane.flush(self._until_ns)
         life = Life(name, state=State.LIVE)
         history = History(life, len(self._session.symbols), restored=() if state is None else state.closed)
@@ -225,51 +197,10 @@ class Replay:
         """
         self._question, self._wanted = (question, question_hash), wanted - exclude
         self.host.input.plane.exclude(self._session.name, exclude)
-        await self._read(batches, self._settle)
-        self.host.input.plane.flush(self._until_ns)
-        self._settle()
+        async for _ in self._engine.read(batches, self._engine.step):
+            pass
+        self._engine.flush(self._until_ns)
         return self._found
-
-    async def _read(self, batches: Batches, step: Callable[[], None]) -> None:
-        feeds = {source: _Given(source) for source in self._sources}
-        table = routes(self.config.sessions, numbered(self.config.sessions))
-        order = RingTurns()
-        ingests = {
-            source: RecordDecoder(
-                given,
-                self._ring,
-                table,
-                OffsetTracker(),
-                self._store,
-                lambda dead_letter: None,
-                payloads=make_payloads(self.config, source),
-                max_ahead_ns=self.config.source.max_ahead,
-                names=Names(self.config.symbols),
-                order=order,
-                sequence=self.config.source.sequence,
-            )
-            for source, given in feeds.items()
-        }
-        async for named, messages in batches:
-            source = named or self._sources[0]
-            for at in range(0, len(messages), _BATCH):
-                feeds[source].give(messages[at : at + _BATCH])
-                # what is in the ring is taken meanwhile: it may be too short for the batch
-                pushing = asyncio.ensure_future(ingests[source].run())
-                while not pushing.done():
-                    await asyncio.sleep(0)
-                    step()
-                pushing.result()
-                step()
-
-    def _settle(self) -> None:
-        """Take bars one by one, and answer each, until nothing is left to do."""
-        while True:
-            self.host.input.plane.step()
-            while self.host.scheduler.step():
-                pass
-            if self.host.input.settled:
-                return
 
     def _on_event(self, event: protocol.EngineEvent) -> None:
         if isinstance(event, protocol.Committed):
@@ -309,40 +240,6 @@ class Replay:
         return str(self.built.prompt.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-class _Given:
-    """A source with one batch at a time."""
-
-    kind: Kind = "pausing"
-    lost = 0
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._batch: list[Incoming] = []
-
-    def give(self, batch: list[Incoming]) -> None:
-        """The next call of `batches` yields this one."""
-        self._batch = batch
-
-    async def start(self) -> None:
-        """Nothing to connect."""
-
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """The batch."""
-        yield self._batch
-
-    def pause(self) -> None:
-        """The next batch waits anyway."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    async def commit(self, offsets: Mapping[Partition, object]) -> None:
-        """Nothing is stored."""
-
-    async def stop(self) -> None:
-        """Nothing to disconnect."""
-
-
 def alone(config: Config, name: str) -> Config:
     """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing.
 
@@ -372,13 +269,3 @@ def _never_idle(state: SavedSession) -> SavedSession:
     session["idle_close"] = 0
     builder = msgspec.structs.replace(builder, session=Rows.of(session))
     return msgspec.structs.replace(state, plane=msgspec.structs.replace(state.plane, builder=builder))
-
-
-def _labels(config: Config, sources: Sequence[str]) -> dict[str, Sequence[str]]:
-    return {
-        "session": [session.name for session in config.sessions],
-        "source": sources,
-        "sink": [],
-        "policy": [config.scheduler.policy],
-        "eviction": [config.scheduler.eviction],
-    }
