@@ -21,7 +21,7 @@ Flag = Literal[
     "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
     "price_jump", "silent", "provisional", "late", "incomplete",
     "reordered", "crossed", "locked", "one_sided", "zero_size", "overlapping", "close_stamped", "duplicate",
-    "bad_tick", "split_like", "split", "rolled", "halted", "text", "action",
+    "bad_tick", "split_like", "split", "rolled", "halted", "text", "action", "backfill",
 ]  # fmt: skip
 ZERO = Fixed(0)
 

@@ -117,22 +117,13 @@ def json_writer(file: IO[str]) -> Iterator[Callable[[Row], None]]:
     yield lambda row: print(encoder.encode(row).decode(), file=file)
 
 
-@contextmanager
-def parquet_writer(path: Path) -> Iterator[Callable[[Row], None]]:
-    """Rows in a Parquet file, 10,000 a group. Raises ModuleNotFoundError without pyarrow."""
+def parquet_schema() -> Any:
+    """Types of the columns (`pyarrow.Schema`). Raises ModuleNotFoundError without pyarrow."""
     import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
 
     texts = (
-        "session",
-        "symbol",
-        "question",
-        "text",
-        "value",
-        "choice",
-        "model",
-        "model_revision",
-        "answer_id",
+        *("session", "symbol", "question", "text", "value", "choice"),
+        *("model", "model_revision", "answer_id"),
     )
     reals = ("probability", "logit_gap")
     kinds = {
@@ -142,7 +133,16 @@ def parquet_writer(path: Path) -> Iterator[Callable[[Row], None]]:
         **dict.fromkeys(_TEXT_LISTS, pa.list_(pa.string())),
         **dict.fromkeys(("as_of", "published_at"), pa.timestamp("ns", "UTC")),
     }
-    schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
+    return pa.schema([(name, kinds[name]) for name in COLUMNS])
+
+
+@contextmanager
+def parquet_writer(path: Path) -> Iterator[Callable[[Row], None]]:
+    """Rows in a Parquet file, 10,000 a group. Raises ModuleNotFoundError without pyarrow."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    schema = parquet_schema()
     waiting: list[Row] = []
     with ParquetWriter(path, schema) as file:
 

@@ -12,6 +12,7 @@ from support import plugins
 COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
     "audit": "Prove that a topic of answers is complete.",
+    "backfill": "Ask the past: a question at every version of a topic or a file.",
     "bench": "Benchmarks: every figure next to a reference measured in the same run.",
     "calibrate": "Fit probabilities and choice sets of a model's answers.",
     "check": "Check the file, model, tokenizer, topics and sockets.",

@@ -269,7 +269,7 @@ class Publisher:
             window = WindowStart(published.settings, tuple(map(_first_of, ranges)))
         history = self._is_history(event)
         asked = not history and published.asked(event.version) > 0
-        basis = self._basis(event, ranges) if asked else None
+        basis = basis_of(event, self.streams) if asked else None
         version = _Version(event.inputs, window, basis, begun=not asked)
         version = published.versions.setdefault(event.version, version)
         done = nothing if asked else self._acknowledging(event.session, version)
@@ -308,18 +308,6 @@ class Publisher:
         if found is None:
             return ("", 0), None
         return (found.topic, found.partition), self._trackers.get(found.source)
-
-    def _basis(self, event: protocol.Committed, window: list[InputRange]) -> Basis:
-        made = event.made
-        return Basis(
-            bars=event.bars,
-            window_bars=event.live_records,
-            window=window,
-            state_bars=made.state_bars,
-            state=self.streams.ranges(made.state),
-            left=made.left,
-            since_gap=made.since_gap,
-        )
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
@@ -465,7 +453,7 @@ class Publisher:
         return msgspec.structs.replace(
             answer,
             epoch=self.progress.epoch,
-            answer_id=_answer_id(answer, inputs, () if event.inputs.single else event.inputs.closed),
+            answer_id=answer_id_of(answer, inputs, event.inputs),
             inputs=inputs,
             staleness_ns=age,
             source_age_ns=source_age,
@@ -526,11 +514,26 @@ def _said(answer: Answer) -> PublishedValue:
     )
 
 
-def _answer_id(answer: Answer, inputs: Sequence[InputRange], closed: Sequence[int]) -> str:
+def basis_of(event: protocol.Committed, streams: StreamNames) -> Basis:
+    """What answers of a version say of its state; ``config`` and ``anchor`` are to come."""
+    made = event.made
+    return Basis(
+        bars=event.bars,
+        window_bars=event.live_records,
+        window=streams.ranges(made.window),
+        state_bars=made.state_bars,
+        state=streams.ranges(made.state),
+        left=made.left,
+        since_gap=made.since_gap,
+    )
+
+
+def answer_id_of(answer: Answer, inputs: Sequence[InputRange], behind: protocol.VersionInputs) -> str:
     """The id by which consumers drop repeats: the question and the newest bars behind the answer.
 
     A correction or an event closes no bar, so its own record counts: the newest input of the version.
     """
+    closed = () if behind.single else behind.closed
     if closed and "amended" not in answer.flags:
         return f"{answer.session}:{answer.question_hash}:{','.join(map(str, closed))}"
     streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in inputs)
