@@ -13,7 +13,7 @@ from daemon.config.schema import Config
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.connectors.replay import ReplayConnector
-from feeds.kafka_range import OffsetsGone
+from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.source import Incoming
 
 Of = Callable[[str], Broker | FileLog]
@@ -56,7 +56,7 @@ async def of_partitions(of: Of, spans: Mapping[Stream, range]) -> Batches:
     async with AsyncExitStack() as stack:
         partitions: list[_Partition] = []
         for number, ((source, partition), span) in enumerate(spans.items()):
-            reader = await stack.enter_async_context(of(source).reader())
+            reader: KafkaRange | FileLog = await stack.enter_async_context(of(source).reader())
             batches = await stack.enter_async_context(aclosing(reader.read(partition, span)))
             partitions.append(_Partition(source, number, batches))
         left = [each for each in partitions if await each.fill()]

@@ -1,8 +1,10 @@
 """Clients of a Foretick daemon, over ZeroMQ or HTTP: `QueryClient` blocks, `AsyncQueryClient` awaits.
 
-The other modules are made from the daemon's own when the distribution is built; see its setup.py.
+`history` makes a frame of answers of the past. The other modules are made from the daemon's own when the
+distribution is built; see its setup.py.
 """
 
+from foretick_client.answer_history import history
 from foretick_client.client import AsyncQueryClient, QueryClient
 from foretick_client.dealer import ClientKeys
 from foretick_client.messages import AskReply, LostMessage, QueryError
@@ -22,4 +24,5 @@ __all__ = [
     "QueryClient",
     "QueryError",
     "SubscriptionUpdate",
+    "history",
 ]

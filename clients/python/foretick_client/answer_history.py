@@ -1,0 +1,112 @@
+"""Answers of the past as a frame, from the Parquet files of `foretick history` and `foretick backfill`.
+
+It needs pyarrow, and pandas or polars for their frames: the extras of this package are named after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+Frame = Literal["pandas", "polars", "arrow"]
+_BAR = ("opens", "interval", "open", "high", "low", "close", "volume", "records")
+_LONGEST_NS = 32 * 86_400 * 10**9
+"""A bar that opened longer before an answer is not its bar."""
+
+
+def history(
+    path: str | Path | Sequence[str | Path],
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    sessions: Iterable[str] = (),
+    questions: Iterable[str] = (),
+    bars: str | Path | None = None,
+    right: Any = None,
+    frame: Frame = "pandas",
+) -> Any:
+    """The answers of ``path`` (a file, a directory, or several files), by the time of their data.
+
+    ``since`` and ``until``, which is excluded, have a time zone. ``bars``: the CSV file of
+    ``foretick replay --bars``; each answer gets the bar of its symbol that opened last before its newest
+    record, as it was when it closed, in columns ``bar_open`` and so on, as text, which is exact. ``right``:
+    an Arrow table, or what makes one (such as a frame), with ``session``, ``question``, ``data_version`` and
+    ``right``; answers get ``right`` and ``is_right``, null where it is not known.
+
+    Raises ModuleNotFoundError without a library, OSError, and ValueError for a time without a zone or an
+    answer of which several are said to be right.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    given = [str(each) for each in path] if isinstance(path, list | tuple) else str(path)
+    wanted = pc.scalar(True)
+    for name, values in (("session", tuple(sessions)), ("question", tuple(questions))):
+        if values:
+            wanted &= pc.field(name).isin(values)
+    if since is not None:
+        wanted &= pc.field("as_of") >= _instant(since, pa)
+    if until is not None:
+        wanted &= pc.field("as_of") < _instant(until, pa)
+    table = ds.dataset(given, format="parquet").to_table(filter=wanted)
+    # the same order whatever the files' order is
+    table = table.sort_by([(name, "ascending") for name in ("as_of", "session", "question", "data_version")])
+    if bars is not None:
+        table = _with_bars(table, bars)
+    if right is not None:
+        table = _with_right(table, right)
+    if frame == "arrow":
+        return table
+    if frame == "pandas":
+        return table.to_pandas()
+    import polars
+
+    return polars.from_arrow(table)
+
+
+def _instant(moment: datetime, pa: Any) -> Any:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone")
+    return pa.scalar(moment, pa.timestamp("ns", "UTC"))
+
+
+def _with_bars(table: Any, path: str | Path) -> Any:
+    """Each answer beside its newest bar."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
+    kinds = dict.fromkeys(("session", "symbol", *_BAR), pa.string())
+    read = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=kinds))
+    opened = pc.cast(pc.replace_substring(read["opens"], "Z", "+00:00"), pa.timestamp("ns", "UTC"))
+    read = read.select(["session", "symbol", *_BAR]).append_column("as_of", opened)
+    # a correction is a further row of its bar: it came later
+    first = read.group_by(["session", "symbol", "as_of"], use_threads=False).aggregate(
+        [(name, "first") for name in _BAR]
+    )
+    names = {f"{name}_first": f"bar_{name}" for name in _BAR}
+    first = first.rename_columns([names.get(name, name) for name in first.column_names])
+    keys = ["session", "symbol"]
+    # the join takes no lists, such as flags are, and promises no order
+    at = table.select([*keys, "as_of"]).append_column("row", pa.array(range(len(table))))
+    joined = at.join_asof(first.sort_by("as_of"), "as_of", keys, -_LONGEST_NS).sort_by("row")
+    for name in names.values():
+        table = table.append_column(name, joined[name])
+    return table
+
+
+def _with_right(table: Any, right: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = ["session", "question", "data_version"]
+    known = right if isinstance(right, pa.Table) else pa.table(right)
+    at = table.select(keys).append_column("row", pa.array(range(len(table))))
+    joined = at.join(known.select([*keys, "right"]), keys, join_type="left outer").sort_by("row")
+    if len(joined) != len(table):
+        raise ValueError("right: an answer has several right ones")
+    table = table.append_column("right", joined["right"])
+    return table.append_column("is_right", pc.equal(table["text"], table["right"]))
