@@ -13,6 +13,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "quality": ("bench.data.quality:measure", "Faults of feeds"),
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),
         "patterns": ("bench.data.patterns:measure", "Sessions by pattern"),
+        "past": ("bench.data.past:measure", "Asking the past"),
     },
     "recovery": {
         "restart": (
