@@ -83,7 +83,8 @@ def asked_of(
     Raises SettingError.
     """
     standing = {each.question.name: each.question for each in questions_of(config) if each.session == session}
-    question, questions = standing.get(text), tuple(map(_without_deadline, config.questions))
+    own_config = alone(config, session)
+    question, questions = standing.get(text), tuple(map(_without_deadline, own_config.questions))
     if question is not None and choices:
         raise SettingError("--choices", f"{text!r} is a standing question, and has its own choices")
     if question is None and not choices:
@@ -101,7 +102,7 @@ def asked_of(
         why = f"{text!r} is provisional: which open bars it saw depends on the moment"
         raise SettingError("QUESTION", why)
     listed = msgspec.structs.replace(
-        alone(config, session),
+        own_config,
         questions=questions,
         events=config.events,
         flash=msgspec.structs.replace(config.flash, every_bar=True),
@@ -197,7 +198,7 @@ class Backfill:
         interval = session.bars(self.asked.listed.bars).interval
         behind = max(self.from_ns, self.reached.as_of) - 2 * interval
         known = Progress(closed=(max(-1, behind),) * len(session.symbols))
-        return build(self.asked.listed, {session.name: known}, model, opens_all=True)
+        return build(self.asked.listed, {session.name: known}, (model,), opens_all=True)
 
     async def answers(self, built: Built, batches: Batches, *, ends: bool) -> AsyncGenerator[Answer | None]:
         """Its answers, in order, and None now and then, where nothing is under way.

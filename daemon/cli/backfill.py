@@ -23,9 +23,9 @@ from daemon.cli.options import (
     set_option,
     stopping_on_signals,
 )
-from daemon.config.schema import Config
+from daemon.config.schema import Config, ModelConfig
 from daemon.config.standing import questions_of
-from daemon.engine.build import Loaded, load, load_on_cpu
+from daemon.engine.build import Loaded, load_all, load_on_cpu
 from feeds.connector import SettingError
 from feeds.containers import CorruptFile
 from feeds.file_format import FormatError
@@ -136,8 +136,12 @@ async def _carry_out(
     is_file(config)  # or it raises
     with stopping_on_signals(stop):
         async with _output(config, directory, topic) as output:
-            model = load_on_cpu(config) or load(config)
+            models: dict[ModelConfig, Loaded] = {}
             for each in asked:
+                settings = each.listed.model
+                if settings not in models:
+                    (models[settings],) = load_on_cpu(each.listed) or load_all(each.listed)
+                model = models[settings]
                 reached = await output.reached(identity_of(each, model, span))
                 backfill = Backfill(each, span, reached)
                 try:
