@@ -172,7 +172,7 @@ async def test_where_no_session_of_the_symbol_can_answer_it_is_said_what_can_be_
     only = structs.replace(both, sessions=both.sessions[:1], questions=both.questions[:1])
     async with running(only) as daemon:
         await daemon.advance()
-        with pytest.raises(QueryError, match=r"no session of V:AAA has a model for it.*trend \(Is the last"):
+        with pytest.raises(QueryError, match=r"no session.*trend \(Is"):
             await daemon.call("ask", "tape", "What is a drawdown?")
         refused = await daemon.http("POST", "/v1/chat/completions", chat_of("session:tape", "Why?"))
         assert (refused.status, "it answers these questions" in refused.body.decode()) == (400, True)

@@ -50,7 +50,7 @@ def test_one_directory_twice_is_told_apart_by_the_configured_name() -> None:
 
 
 def test_a_name_that_is_another_model_s_own_is_refused() -> None:
-    with pytest.raises(SettingError, match="is the name of another model: take another") as refused:
+    with pytest.raises(SettingError, match="name of another model") as refused:
         build(config(name=embedded_directory().name), {})
     assert refused.value.key == "models[0].name"
 
@@ -67,9 +67,7 @@ def test_the_second_model_gets_what_the_first_one_leaves(monkeypatch: pytest.Mon
         if enough:
             build(config(), {})
             continue
-        with pytest.raises(
-            SettingError, match=r"need .* in memory, .* are available, .*: at most"
-        ) as refused:
+        with pytest.raises(SettingError, match="available") as refused:
             build(config(), {})
         assert refused.value.key == "models[0].blocks"
 
