@@ -65,7 +65,7 @@ def row(found: Outcome) -> str:
         f"{found.held_s:.1f}",
         f"{found.told_s:.1f}",
         f"{found.late_s:.0f}",
-        f"`{found.check}`: {found.step}" if found.finding else "-",
+        f"{found.check}: {found.step}" if found.finding else "-",
     )
     return line(cells)
 
