@@ -16,7 +16,7 @@ from daemon.config.schema import SessionConfig
 from daemon.config.symbols import Rolls
 from daemon.progress import Position, Progress
 from daemon.ring_numbers import RingValues
-from daemon.traces.spans import Passes
+from daemon.traces.recorded_trace import Passes
 from feeds.decoding import decoded
 from feeds.market_data import Answer
 from flash.question import Question

@@ -26,6 +26,8 @@ MODULES = {
     "daemon.api.operations": "operations",
     "daemon.api.socket_calls": "socket_calls",
     "daemon.api.subscriptions": "subscriptions",
+    "daemon.traces.recorded_trace": "recorded_trace",
+    "daemon.traces.trace_context": "trace_context",
     "feeds.decimals": "decimals",
     "feeds.decoding": "decoding",
     "feeds.market_data": "records",

@@ -11,7 +11,7 @@ import msgspec
 from daemon.ages import Times
 from daemon.api.messages import ORDINARY, RETENTION_S, Code, Region, ReplyMetadata
 from daemon.tenants import Client
-from daemon.traces.spans import Passes
+from daemon.traces.recorded_trace import Passes
 from flash.question import Question
 
 Role = Literal["system", "user", "assistant"]

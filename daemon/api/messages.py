@@ -15,7 +15,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from daemon.traces.spans import Trace
+from daemon.traces.recorded_trace import Trace
 from daemon.traces.trace_context import MAX_CHARS
 from feeds.decoding import Undecodable, decoded, shortened
 from feeds.market_data import Answer, AnswerMetadata, DataUpdated, FlashReady

@@ -9,7 +9,7 @@ from rich.console import Console
 from daemon.cli.options import endpoint_option, query
 from daemon.top.panels import bars
 from daemon.top.snapshot import shown
-from daemon.traces.spans import Trace
+from daemon.traces.recorded_trace import Trace
 
 
 @click.command("trace")

@@ -18,7 +18,7 @@ from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import ProvenanceLog
 from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed, origin_of
 from daemon.session_life import State as Life
-from daemon.traces.spans import Passes
+from daemon.traces.recorded_trace import Passes
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged

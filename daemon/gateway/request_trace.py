@@ -11,7 +11,8 @@ from daemon.api.generation import Failed, Finished, Generate
 from daemon.gateway.pending import OnReply
 from daemon.tenants import Client, Tenant
 from daemon.traces.recent_traces import RecentTraces
-from daemon.traces.spans import Trace, request_spans
+from daemon.traces.recorded_trace import Trace
+from daemon.traces.spans import request_spans
 from daemon.traces.trace_context import TraceContext, Tracer
 from feeds.market_data import Answer
 

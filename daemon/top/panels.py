@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.top.snapshot import Snapshot, per_second, shown
-from daemon.traces.spans import Span
+from daemon.traces.recorded_trace import Span
 from feeds.market_data import Answer
 from metrics.catalogue import STAGES
 

@@ -11,7 +11,7 @@ from daemon.api.messages import SessionInfo
 from daemon.api.operations import FoundAnswers
 from daemon.top.scrape import Scrape, parse
 from daemon.top.snapshot import FAMILIES, Reading
-from daemon.traces.spans import Span, Trace
+from daemon.traces.recorded_trace import Span, Trace
 from daemon.traces.trace_context import trace_id_of
 from feeds.market_data import Answer
 

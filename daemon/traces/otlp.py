@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.traces.spans import Trace
+from daemon.traces.recorded_trace import Trace
 from daemon.traces.trace_context import read_traceparent
 
 Json = dict[str, Any]

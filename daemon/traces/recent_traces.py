@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from daemon.traces.spans import Trace
+from daemon.traces.recorded_trace import Trace
 from daemon.traces.trace_context import TraceContext, Tracer, trace_id_of
 
 MakeTrace = Callable[[], Trace]

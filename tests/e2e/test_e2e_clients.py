@@ -168,7 +168,13 @@ async def test_the_clients_own_distribution_needs_no_pytorch(desk: RunningDaemon
     """Built from this tree, installed from the index into a new environment."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     source = tmp_path / "tree"
-    for part in ("clients", "daemon/api", "feeds", "flash"):  # a copy, so that nothing is built in the tree
+    for part in (
+        "clients",
+        "daemon/api",
+        "daemon/traces",
+        "feeds",
+        "flash",
+    ):  # a copy, so that nothing is built in the tree
         ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
         shutil.copytree(ROOT / part, source / part, ignore=ignored)
     for part in ("LICENSE", "pyproject.toml"):

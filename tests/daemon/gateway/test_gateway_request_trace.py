@@ -7,7 +7,7 @@ from daemon.api.messages import GetTrace, QueryError, ReplyMetadata
 from daemon.gateway.request_trace import RequestTrace, TraceRequests
 from daemon.tenants import LOCAL, Client, Tenant
 from daemon.traces.recent_traces import RecentTraces
-from daemon.traces.spans import Passes, Trace, TraceKind
+from daemon.traces.recorded_trace import Passes, Trace, TraceKind
 from daemon.traces.trace_context import TraceContext
 
 WEST, EAST = Tenant("west", ("w*",)), Tenant("east", ("*",))

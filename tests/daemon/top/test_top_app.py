@@ -13,7 +13,7 @@ from daemon.top.app import MAX_ROWS, SessionScreen, TopApp
 from daemon.top.reader import Unavailable
 from daemon.top.scrape import parse
 from daemon.top.snapshot import FAMILIES, Reading
-from daemon.traces.spans import Span
+from daemon.traces.recorded_trace import Span
 from feeds.market_data import Answer
 from tests.kit.top import listed_answer, session_info
 from tests.kit.waiting import until

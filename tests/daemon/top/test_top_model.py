@@ -17,7 +17,7 @@ from daemon.top.snapshot import (
     shown,
     snapshot,
 )
-from daemon.traces.spans import Span
+from daemon.traces.recorded_trace import Span
 from metrics.catalogue import BY_NAME
 from tests.kit.top import listed_answer, session_info
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from daemon.traces import trace_exporter
-from daemon.traces.spans import Span, Trace
+from daemon.traces.recorded_trace import Span, Trace
 from daemon.traces.trace_exporter import BATCH, QUEUE, Collector, TraceExporter
 from metrics.store import MetricStore
 from tests.kit import until

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.traces.recent_traces import PER_TRACE, MakeTrace, RecentTraces
-from daemon.traces.spans import Trace, TraceKind
+from daemon.traces.recorded_trace import Trace, TraceKind
 from daemon.traces.trace_context import TraceContext, Tracer
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=60)

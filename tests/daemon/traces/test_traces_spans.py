@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.ages import Times
-from daemon.traces.spans import AnswerMoments, Passes, answer_trace, placed, request_spans
+from daemon.traces.recorded_trace import Passes
+from daemon.traces.spans import AnswerMoments, answer_trace, placed, request_spans
 from daemon.traces.trace_context import Tracer
 from feeds.market_data import Latency
 from tests.kit.engine_events import ANSWER
