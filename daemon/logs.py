@@ -82,8 +82,8 @@ def set_up_logging(settings: LogConfig, process: str) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # it repeats itself at every attempt; `feeds.kafka_client.ConnectionLog` logs changes
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    # it says at INFO that each WebSocket was accepted
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for talkative in ("uvicorn", "httpx2"):  # each WebSocket, and each request with its URL, at INFO
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread

@@ -269,6 +269,8 @@ class ModelCatalog(msgspec.Struct, frozen=True):
     sampling: SamplingDefaults = SamplingDefaults()
     """Of the first model."""
     others: tuple[OtherModel, ...] = ()
+    session_models: dict[str, str] = {}
+    """Of several models, a name of each session's."""
 
     @property
     def own(self) -> dict[str, str]:
@@ -285,15 +287,20 @@ class ModelCatalog(msgspec.Struct, frozen=True):
         """Which of several models a name means, by its name in answers; "" for any that may answer."""
         return self.own.get(model, "") if self.others else ""
 
+    def other_of(self, model: str) -> OtherModel | None:
+        """The model that a name means, of a session its own; None for the first one."""
+        name = self.own.get(model) or self.own.get(self.session_models.get(model.removeprefix(SESSION), ""))
+        return next((each for each in self.others if each.name == name), None)
+
     def revision_of(self, model: str) -> str:
-        """The revision of the model that a name means; of a session, the first one's."""
-        own = self.own.get(model)
-        return next((each.revision for each in self.others if each.name == own), self.revision)
+        """The revision of the model that a name means."""
+        other = self.other_of(model)
+        return self.revision if other is None else other.revision
 
     def sampling_of(self, model: str) -> SamplingDefaults:
-        """How the model that a name means samples; of a session, the first one's."""
-        own = self.own.get(model)
-        return next((each.sampling for each in self.others if each.name == own), self.sampling)
+        """How the model that a name means samples."""
+        other = self.other_of(model)
+        return self.sampling if other is None else other.sampling
 
     def session_of(self, model: str) -> str | None:
         """The session that a model's name means, "" for the daemon's own models; None for an unknown name."""

@@ -18,6 +18,7 @@ from daemon.api.messages import Code, EventData, LostMessage, QueryError
 from daemon.api.operations import OPERATIONS, FindAnswers, FindQuestions, FoundAnswers, FoundQuestions
 from daemon.api.socket_calls import Received, Sent
 from daemon.api.subscriptions import SubscriptionUpdate, Told
+from daemon.traces.trace_context import TRACEPARENT
 from feeds.decoding import Undecodable, decoded
 from feeds.market_data import Answer, DataUpdated, FlashReady
 
@@ -54,7 +55,10 @@ Read = Callable[[Any], Received]
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is sent, and how the JSON of a reply is ``read``; ``also``: a status that is no refusal."""
+    """What is sent, and how the JSON of a reply is ``read``; ``also``: a status that is no refusal.
+
+    ``traceparent``: the caller's span.
+    """
 
     method: str
     path: str
@@ -63,11 +67,13 @@ class Exchange:
     content: bytes = b""
     media: str = ""
     also: int = 0
+    traceparent: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
         """Beside those of every request."""
-        return {"content-type": self.media} if self.media else {}
+        known = {"content-type": self.media, TRACEPARENT: self.traceparent}
+        return {name: value for name, value in known.items() if value}
 
     def reply(self, status: int, headers: Mapping[str, str], body: bytes) -> Received:
         """What came back. Raises QueryError."""
@@ -113,6 +119,7 @@ def exchange_of(request: Sent) -> Exchange:
         _params({name: members[name] for name in operation.query}, type(request)),
         content,
         media,
+        traceparent=members.get(TRACEPARENT) or "",
     )
 
 

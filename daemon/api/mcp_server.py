@@ -26,6 +26,7 @@ from mcp.shared.exceptions import MCPError
 from daemon.api import messages
 from daemon.api.limits import Quota
 from daemon.api.messages import ErrorReply, QueryError
+from daemon.api.operations import UNSAID
 from feeds.decoding import Undecodable, decoded, shortened
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class ToolOf:
     def schema(self) -> dict[str, Any]:
         """JSON Schema of its arguments: the request's members, but for those that the protocol needs."""
         made = msgspec.json.schema(self.request)["$defs"][self.request.__name__]
-        members = {k: v for k, v in made["properties"].items() if k not in ("type", "id")}
+        members = {k: v for k, v in made["properties"].items() if k not in UNSAID}
         required = [name for name in made["required"] if name in members]
         return {
             "type": "object",
@@ -77,8 +78,8 @@ class ToolOf:
     def read(self, arguments: dict[str, Any] | None) -> Any:
         """The request. Raises Undecodable."""
         given = arguments or {}
-        if given.keys() & {"type", "id"}:
-            raise Undecodable("type and id are no arguments", readable=True)
+        if given.keys() & set(UNSAID):
+            raise Undecodable(f"{', '.join(UNSAID)} are no arguments", readable=True)
         members = {"type": self.request.__struct_config__.tag, "id": 0, **given}
         return decoded(lambda found: msgspec.convert(found, self.request), members)
 

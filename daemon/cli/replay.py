@@ -443,7 +443,7 @@ class AnswerPrinter:
     def watch(self, session: str, bars: Bars) -> None:
         """Note the closes of BAR [n] of a session. The data plane's thread, before they are answered."""
         settings, closes = self._sessions[session], self._closes[session]
-        for bar in bars:
+        for bar in bars[bars["leg"] == 0]:
             price = decimal(int(bar["c"]), settings.price_decimals, settings.scale)
             closes[int(bar["ts_open"])] = price
             if len(closes) > _CLOSES:

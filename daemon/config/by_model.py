@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 from msgspec import structs
 
+from daemon.config.answerable import refusal_of
+from daemon.config.question_sets import SETS
 from daemon.config.schema import Config, ModelConfig, NamedModel, QuestionConfig, SessionSettings
-from daemon.config.standing import refusal_by
+from daemon.config.standing import refusal_by, table_of
 from feeds.connector import SettingError
 
 NO_SESSION = ("",)
@@ -37,16 +39,27 @@ def _part(config: Config, model: ModelConfig) -> Config:
         """With its place in the list, by which errors name it."""
         return structs.replace(question, sessions=NO_SESSION) if refusal_by(model, question) else question
 
+    added = _of_preset(config, model)
     return structs.replace(
         config,
+        standing=config.standing if added is None else "none",
         model=settings,
         models=(),
         pool=pool,
         scheduler=scheduler,
         sessions=tuple(each for each in config.sessions if config.model_of(each) is model),
         patterns=tuple(each for each in config.patterns if config.model_of(each) is model),
-        questions=tuple(map(asked, config.questions)),
+        questions=(*(added or ()), *map(asked, config.questions)),
     )
+
+
+def _of_preset(config: Config, model: ModelConfig) -> tuple[QuestionConfig, ...] | None:
+    """Tables of the preset's questions that the model can answer; None where these are all of them."""
+    preset = SETS[config.standing]
+    kept = [each for each in preset if not refusal_of(model, each)]
+    if len(kept) == len(preset):
+        return None
+    return tuple(structs.replace(table_of(each, ""), sessions=()) for each in kept)
 
 
 @contextmanager
@@ -65,6 +78,10 @@ def key_of_file(config: Config, number: int, key: str) -> str:
         model = (config.model, *config.models)[number]
         own = [n for n, each in enumerate(getattr(config, table)) if config.model_of(each) is model]
         return f"{table}[{own[index]}]{rest}"
+    if found := re.match(r"questions\[(\d+)\](.*)", key):
+        added = len(_of_preset(config, (config.model, *config.models)[number]) or ())
+        index = int(found[1]) - added
+        return f"questions[{index}]{found[2]}" if index >= 0 else "standing"
     if number and (found := re.match(r"model\.(.*)|pool\.(blocks|host_blocks)$", key)):
         return f"models[{number - 1}].{found[1] or found[2]}"
     return key

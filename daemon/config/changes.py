@@ -71,14 +71,17 @@ def changes(old: Config, new: Config) -> Changes:
 
 
 def of_known_models(old: Config, new: Config) -> Config:
-    """``new``, whose sessions of models that come with a restart stay as in ``old``, or do not come yet."""
+    """``new``, whose sessions and patterns of models that come with a restart stay as in ``old``,
+    or do not come yet."""
     known = {"", old.model.name, *(each.name for each in old.models)}
     before = {each.name: each for each in old.sessions}
     sessions = (each if each.model in known else before.get(each.name) for each in new.sessions)
+    matched = {each.match: each for each in old.patterns}
+    patterns = (each if each.model in known else matched.get(each.match) for each in new.patterns)
     return msgspec.structs.replace(
         new,
         sessions=tuple(each for each in sessions if each is not None),
-        patterns=tuple(each for each in new.patterns if each.model in known),
+        patterns=tuple(each for each in patterns if each is not None),
     )
 
 

@@ -9,8 +9,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from msgspec import structs
 
+from daemon.config.answerable import refusal_of
 from daemon.config.by_model import by_model, key_of_file
 from daemon.config.errors import ConfigProblem
+from daemon.config.question_sets import SETS
 from daemon.config.schema import ALL, BarsConfig, Config, ModelConfig, SessionConfig, required_keys
 from daemon.config.standing import is_asked, refusal_by
 from daemon.config.symbol_checks import symbol_problems
@@ -162,6 +164,11 @@ def _answerable(config: Config) -> Iterator[KeyProblem]:
     """Of several models, one of those that are asked can answer, and each that is named."""
     if not config.models:
         return
+    models = [config.model_of(each) for each in config.all_sessions]
+    for question in SETS[config.standing] if models else ():
+        refused = [refusal_of(each, question) for each in models]
+        if all(refused):
+            yield "standing", f"no session's model can answer {question.name!r}: {refused[0]}"
     for index, asked in enumerate(config.questions):
         sessions = [each for each in config.all_sessions if is_asked(asked, each.name)]
         why = {each.name: refusal_by(config.model_of(each), asked) for each in sessions}

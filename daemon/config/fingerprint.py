@@ -68,9 +68,9 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     # settings that came later say something only where they are used, so that older answers keep their hash
     later = {
         "bars.dates": bars.dates,
-        "sessions.prices_in": session.prices_in if config.model.describe else "",
-        "sessions.volumes_in": session.volumes_in if config.model.describe else "",
-        "model.end_tokens": config.model.end_tokens,
+        "sessions.prices_in": session.prices_in if model.describe else "",
+        "sessions.volumes_in": session.volumes_in if model.describe else "",
+        "model.end_tokens": model.end_tokens,
     }
     found |= {name: value for name, value in later.items() if value}
     if config.flash.placement == "frozen":

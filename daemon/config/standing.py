@@ -27,7 +27,8 @@ def questions_of(config: Config) -> Iterator[StandingQuestion]:
     for session in config.sessions:
         model = config.model_of(session)
         for question in preset:
-            yield StandingQuestion("standing", session.name, question)
+            if not config.models or not refusal_of(model, question):
+                yield StandingQuestion("standing", session.name, question)
         for index, asked in enumerate(config.questions):
             if not is_asked(asked, session.name):
                 continue

@@ -71,7 +71,7 @@ def _secrets_of(config: Config) -> Iterator[str]:
         yield from _KEY.findall("\n".join(_lines(config.tenants.file)))
     for _, message in named(config, "subscribe"):  # it may log in
         yield from (message, *_KEY.findall(message))
-    for _, url in named(config, "url", "proxy"):
+    for _, url in named(config, "url", "proxy", "endpoint"):
         parts = urlsplit(url)
         login = parts.password or parts.username or ""  # a name alone is a token
         values = parse_qsl(parts.query)

@@ -23,7 +23,7 @@ def judge_settings(config: Config) -> Iterator[Diagnosis]:
         for each in exposure_warnings(config)
     ]
     found += [Diagnosis(key, "warning", *shown) for key, holds, *shown in SMELLS if holds(config)]
-    for key, url in named(config, "url", "proxy"):
+    for key, url in named(config, "url", "proxy", "endpoint"):
         if urlsplit(url).password:
             step = "move it into a file that only the daemon's user may read"
             found.append(Diagnosis(key, "warning", "a password stands in the configuration", step, _KEYS))

@@ -358,10 +358,15 @@ class Sessions:
             return session
         if not (why := refusal_of(state.model, wanted)):
             return session
-        for name, other in self.states.items():
-            same = other.symbol == state.symbol and other.more_symbols == state.more_symbols
-            if same and tenant.sees(name) and not refusal_of(other.model, wanted):
-                return name
+        able = [
+            name
+            for name, other in self.states.items()
+            if (other.symbol, other.more_symbols) == (state.symbol, state.more_symbols)
+            and tenant.sees(name)
+            and not refusal_of(other.model, wanted)
+        ]
+        if able:  # one that can answer now, if there is one
+            return min(able, key=lambda name: (not self.is_open(name), self.states[name].halted))
         raise messages.QueryError("bad_request", f"no session of {state.symbol} has a model for it: {why}")
 
     def state(self, session: str) -> SessionState:

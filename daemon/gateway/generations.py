@@ -106,7 +106,7 @@ class Generations:
         tenant = client.tenant
         charge = partial(self._access.charge, client)
         context = self._context()
-        trace = RequestTrace(self._traces, context, [each for each, _ in requests], tenant.name)
+        trace = RequestTrace.of(self._traces, context, [each for each, _ in requests], tenant.name)
         callbacks = [partial(trace.hear, index, on_event) for index, (_, on_event) in enumerate(requests)]
         numbers = [self._pending.open(on_event, charge) for on_event in callbacks]
         ours = {"tenant": tenant.name, "weight": tenant.weight, "trace_id": context.trace_id}
@@ -203,6 +203,7 @@ class Generations:
             self._aliases,
             model.sampling,
             model.others,
+            {name: self._sessions.states[name].model.name for name in names} if model.others else {},
         )
 
     async def count(self, request: Generate, client: Client) -> int:

@@ -418,7 +418,8 @@ class LiveSessions:
 
     def _checked(self, sessions: tuple[SessionConfig, ...]) -> Config:
         new = msgspec.structs.replace(self.config, sessions=sessions)
-        problems = cross_check(new)
+        before = cross_check(self.config)  # such as a question whose session was removed
+        problems = [each for each in cross_check(new) if each not in before]
         if problems:
             raise messages.QueryError("bad_request", "; ".join(str(problem) for problem in problems))
         return new

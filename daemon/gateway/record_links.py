@@ -30,11 +30,12 @@ class RecordLinks:
         """The headers of records in these ranges, at most `MOST`, newest first; none that cannot be read."""
         if not self._found:
             return ()
-        headers = (
-            header.decode("latin-1")
-            for each in inputs
-            for offset, header in reversed(self._found.get((each.source, each.topic, each.partition), ()))
-            if each.first_offset <= offset <= each.last_offset
-        )
-        read = dict.fromkeys(header for header in headers if read_traceparent(header) is not None)
-        return tuple(read)[:MOST]
+        found: dict[str, None] = {}
+        for each in inputs:
+            for offset, header in reversed(self._found.get((each.source, each.topic, each.partition), ())):
+                if offset < each.first_offset or len(found) == MOST:
+                    break
+                read = read_traceparent(header.decode("latin-1")) if offset <= each.last_offset else None
+                if read is not None:
+                    found[read.traceparent] = None
+        return tuple(found)

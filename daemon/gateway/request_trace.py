@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple, Self
 
 from daemon import protocol
 from daemon.api import messages
@@ -11,52 +12,76 @@ from daemon.api.generation import Failed, Finished, Generate
 from daemon.gateway.pending import OnReply
 from daemon.tenants import Client, Tenant
 from daemon.traces.recent_traces import RecentTraces
-from daemon.traces.recorded_trace import Trace
+from daemon.traces.recorded_trace import Passes, Trace
 from daemon.traces.spans import request_spans
 from daemon.traces.trace_context import TraceContext, Tracer
 from feeds.market_data import Answer
 
 
+class _End(NamedTuple):
+    """What is kept of a generation: none of its texts. ``passes``: None of one that failed, by ``code``."""
+
+    passes: Passes | None = None
+    data_version: int = 0
+    reused_tokens: int = 0
+    computed_tokens: int = 0
+    code: str = ""
+
+    @classmethod
+    def of(cls, event: Finished | Failed) -> Self:
+        """Of its last event."""
+        if isinstance(event, Failed):
+            return cls(code=event.code)
+        version = event.metadata.data_version or 0
+        return cls(event.passes, version, event.reused_tokens, event.computed_tokens)
+
+
 @dataclass(frozen=True)
 class RequestTrace:
-    """Of the generations of one request: it is kept when the last one has ended."""
+    """Of the ``generations`` of one request: it is kept when the last one has ended."""
 
     traces: RecentTraces
     context: TraceContext
-    asked: Sequence[Generate]
+    session: str
+    question: str
+    generations: int
     tenant: str
     began: int = field(default_factory=time.monotonic_ns)
-    _ended: dict[int, Finished | Failed] = field(default_factory=dict)
+    _ended: dict[int, _End] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, traces: RecentTraces, context: TraceContext, asked: Sequence[Generate], tenant: str) -> Self:
+        """Of what is ``asked``, which begins now."""
+        first = asked[0]
+        question = "" if first.question is None else first.question.name
+        return cls(traces, context, first.session, question, len(asked), tenant)
 
     def hear(self, number: int, on_event: OnReply, event: protocol.ReplyEvent) -> None:
         """An event of the generation with this number, for ``on_event``."""
         if isinstance(event, Finished | Failed) and number not in self._ended:
-            self._ended[number] = event
-            if len(self._ended) == len(self.asked):
+            self._ended[number] = _End.of(event)
+            if len(self._ended) == self.generations:
                 now = time.monotonic_ns()
                 self.traces.requested(self.context, partial(self._made, now, time.time_ns() - now))
         on_event(event)
 
     def _made(self, now: int, ahead_ns: int) -> Trace:
-        done = [event for event in self._ended.values() if isinstance(event, Finished)]
-        codes = [event.code for event in self._ended.values() if isinstance(event, Failed)]
-        question = self.asked[0].question
-        versions = [each.metadata.data_version or 0 for each in done]
+        ends = self._ended.values()
         return Trace(
             trace_id=self.context.trace_id,
             span_id=self.context.span_id,
             parent_id=self.context.parent_id,
             kind="request",
-            session=self.asked[0].session,
-            question="" if question is None else question.name,
+            session=self.session,
+            question=self.question,
             tenant=self.tenant,
-            data_version=max(versions, default=0),
-            reused_tokens=sum(each.reused_tokens for each in done),
-            computed_tokens=sum(each.computed_tokens for each in done),
-            error=codes[0] if codes else "",
+            data_version=max(each.data_version for each in ends),
+            reused_tokens=sum(each.reused_tokens for each in ends),
+            computed_tokens=sum(each.computed_tokens for each in ends),
+            error=next((each.code for each in ends if each.code), ""),
             began_at=self.began + ahead_ns,
             duration_ns=now - self.began,
-            spans=request_spans(self.began, [each.passes for each in done], now),
+            spans=request_spans(self.began, [each.passes for each in ends if each.passes], now),
         )
 
 

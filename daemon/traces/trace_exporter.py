@@ -71,6 +71,8 @@ class TraceExporter:
                     await self._send(client, self._take(), ())
         except TimeoutError:
             log.warning("the last traces were not taken by %s in time", self._collector.endpoint)
+        except Exception:  # the daemon ends all the same
+            log.exception("the last traces were not sent")
 
     def _client(self) -> httpx2.AsyncClient:
         # without proxies and passwords of ~/.netrc: a collector is inside the network

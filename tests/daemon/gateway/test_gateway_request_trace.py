@@ -1,8 +1,10 @@
 """Who may look at a trace, and what a trace of several generations tells."""
 
+from dataclasses import replace
+
 import pytest
 
-from daemon.api.generation import Failed, Finished, Generate
+from daemon.api.generation import Failed, Finished, Generate, Turn
 from daemon.api.messages import GetTrace, QueryError, ReplyMetadata
 from daemon.gateway.request_trace import RequestTrace, TraceRequests
 from daemon.tenants import LOCAL, Client, Tenant
@@ -62,8 +64,8 @@ def test_a_tenant_sees_answers_of_its_sessions_and_its_own_requests(
 
 def test_a_request_is_kept_when_its_last_generation_has_ended() -> None:
     traces, heard = RecentTraces(), list[object]()
-    asked = [Generate(session="s"), Generate(session="s"), Generate(session="s")]
-    request = RequestTrace(traces, CONTEXT, asked, "west", began=0)
+    asked = [Generate(session="s", turns=(Turn("user", "a long text"),))] * 3
+    request = replace(RequestTrace.of(traces, CONTEXT, asked, "west"), began=0)
     for number, event in enumerate((finished(7), Failed(8, "timeout", "late"))):
         request.hear(number, heard.append, event)
     assert traces.find(CONTEXT.trace_id) == []
