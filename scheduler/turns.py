@@ -66,7 +66,7 @@ class Turns:
             each.charge_waits(now)
         received = sum(each.receive(now) for each in self._schedulers) > 0
         turns = [Turn(each.first, n) for each, n in zip(self._schedulers, self._passed, strict=True)]
-        runs = next((n for n in order_of(turns) if self._schedulers[n].advance(now)), None)
+        runs = self._advance(turns, now)
         if runs is not None:
             self._passed = [
                 0 if n == runs or turn.first is None else turn.passed + 1 for n, turn in enumerate(turns)
@@ -74,6 +74,17 @@ class Turns:
         if received or runs is not None:
             self._observe()
         return received or runs is not None or len(self._inbox) > 0
+
+    def _advance(self, turns: Sequence[Turn], now: int) -> int | None:
+        """Run one batch of the first model that has one, by its index. One that raises is last then."""
+        for n in order_of(turns):
+            try:
+                if self._schedulers[n].advance(now):
+                    return n
+            except Exception:
+                self._passed = [each + (other != n) for other, each in enumerate(self._passed)]
+                raise
+        return None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """As `Scheduler.wait`."""

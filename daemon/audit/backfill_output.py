@@ -3,6 +3,7 @@
 Each has the `Identity` of its answers, so another question, model or configuration cannot be mixed into it.
 """
 
+import re
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,7 +84,8 @@ class ParquetOutput:
     async def reached(self, identity: Identity) -> Reached:
         """See `AnswerOutput`."""
         self._identity = identity
-        files = sorted(self._directory.glob(f"{_file_name(identity.session)}.*.parquet"))
+        own = re.compile(rf"{re.escape(_file_name(identity.session))}\.\d+\.parquet")  # `es` is not `es.1m`
+        files = sorted(each for each in self._directory.iterdir() if own.fullmatch(each.name))
         if not files:
             return Reached()
         metadata = self._parquet.read_schema(files[-1]).metadata or {}

@@ -115,7 +115,8 @@ def _shared(machine: Machine, config: Config, running: bool) -> Diagnosis:
 
 
 def _gpu(machine: Machine, config: Config) -> Diagnosis:
-    check, device = "machine.gpu", config.model.device
+    devices = {each.device for each in (config.model, *config.models)}
+    check, device = "machine.gpu", next(each for each in ("cuda", "auto", "cpu") if each in devices)
     if not machine.gpus:
         seen = "nvidia-smi does not answer" if machine.gpus is None else "nvidia-smi lists none"
         step = 'install the driver, or set model.device = "cpu"'

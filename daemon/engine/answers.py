@@ -7,6 +7,7 @@ time.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import get_args
 from weakref import WeakKeyDictionary
 
@@ -136,6 +137,11 @@ class StandingAnswers:
         self._coalesced: dict[str, GrowthHandle] = {}
         for session in config.sessions:
             self.add(session)
+
+        def answered(session: str) -> None:
+            """Bars wait for it: it comes behind a refresh that the version's commit has asked for."""
+            scheduler.run_between(partial(feeder.answered, session))
+
         self._evaluator = FlashEvaluator(
             scheduler,
             registry,
@@ -148,7 +154,7 @@ class StandingAnswers:
             built.costs.batch_ns,
             lambda record: record.history,
             self._is_held,
-            feeder.answered,
+            answered if config.flash.every_bar else feeder.answered,
         )
         self._repeats = Repeats(
             scheduler,

@@ -241,5 +241,18 @@ def refresher_of(
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:
-    """Call every idle hook; returns the seconds until the first is due again."""
-    return min((wait for hook in hooks if (wait := hook()) is not None), default=None)
+    """Call every idle hook; returns the seconds until the first is due again.
+
+    Raises the first error behind the last hook: one model's defect is not another's.
+    """
+    waits, errors = list[float](), list[Exception]()
+    for hook in hooks:
+        try:
+            wait = hook()
+        except Exception as error:
+            errors.append(error)
+        else:
+            waits += [] if wait is None else [wait]
+    if errors:
+        raise errors[0]
+    return min(waits, default=None)

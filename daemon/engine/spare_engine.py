@@ -1,5 +1,6 @@
 """Whether there is memory for a spare engine, and how it comes about."""
 
+import os
 from collections.abc import Callable
 
 from daemon.config.schema import Config
@@ -10,6 +11,15 @@ from engine.free_memory import host_bytes, own_bytes
 from feeds.connector import SettingError
 
 KEY = "process.spare_engine"
+
+
+def can_watch() -> bool:
+    """Whether a process can wait for another's end by a descriptor: Linux 5.3, and no sandbox forbids it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def spare_engine(
@@ -24,7 +34,7 @@ def spare_engine(
     A fork shares its memory until the engine writes to it; at worst, as a second process, it takes the same
     again. That must fit beside pool and host tier. With `true` there is a spare even where it does not.
     """
-    setting, forks = config.process.spare_engine, bool(loaded)
+    setting, forks = config.process.spare_engine, bool(loaded) and can_watch()
     if setting is False:
         return SpareEngine(False, False, f"no spare engine: {KEY} = false")
     if config.process.mode != "two":

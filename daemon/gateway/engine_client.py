@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 OnEvent = Callable[[protocol.EngineEvent], None]
 OnGone = Callable[[str], None]
 EVENTS, PROCESS = "engine events", "engine process"
+_KILLED_S = 5.0
+"""How long the end of an engine that was killed may take to be reported."""
 
 
 class EngineClient(Protocol):
@@ -93,6 +95,16 @@ class ProcessEngine:
         assert isinstance(sent, asyncio.Future)
         sent.exception()
 
+    @staticmethod
+    async def _end_of(process: RunningEngine) -> None:
+        """Of a killed engine; a spare that hangs, too, does not report it."""
+        try:
+            async with asyncio.timeout(_KILLED_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill_loader()
+            await process.wait()
+
     async def close(self, timeout_s: float) -> None:
         """Wait for the child to end; kill it after the time limit."""
         self._closing = True
@@ -102,7 +114,7 @@ class ProcessEngine:
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
-                await self._process.wait()
+                await self._end_of(self._process)
         await self._tasks.stop(EVENTS, PROCESS)
         self._commands.close()
         self._events.close()

@@ -60,6 +60,11 @@ class RunningEngine:
             else:
                 signal.pidfd_send_signal(self._fork, signal.SIGKILL)
 
+    def kill_loader(self) -> None:
+        """End by force the process that loaded, and its fork with it: it does not report an end any more."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     def note(self, report: Report) -> None:
         """The process has reported this."""
         if isinstance(report, Ended):
@@ -68,7 +73,7 @@ class RunningEngine:
             self.serving.set_result(report)
             if report.pid != self._process.pid:
                 # its parent, which has not reported its end yet, keeps the number from being used again
-                with suppress(ProcessLookupError):
+                with suppress(OSError):
                     self._fork = os.pidfd_open(report.pid)
 
     def ended(self, status: int) -> None:
@@ -137,8 +142,13 @@ class _Loaded:
         """Note reports until the process ends; its fork ends with it."""
         assert self.process.stdout is not None  # asked for
         async for line in self.process.stdout:
+            try:
+                report = _decode(line)
+            except msgspec.DecodeError:  # a package that prints as it is imported
+                log.warning("the engine's process printed %r", line[:200])
+                continue
             if self.engine is not None:
-                self.engine.note(_decode(line))
+                self.engine.note(report)
         status = await self.process.wait()
         if self.engine is not None and not self.engine.has_ended:
             self.engine.kill()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from daemon.config.by_model import by_model
 from daemon.config.schema import Config, SessionConfig
+from daemon.config.standing import is_asked
 from daemon.engine.capacity_metrics import sessions_estimate
 from lab.plan.arrivals import arrivals
 from lab.plan.capacity import (
@@ -179,7 +180,12 @@ def repeated(config: Config, sessions: int) -> Config:
         made.append(session)
     kept = {s.name for s in made}
     questions = tuple(
-        replace(q, sessions=tuple(n for s in q.sessions for n in names.get(s, ()) if n in kept))
+        replace(
+            q,
+            sessions=tuple(
+                n for s, copies in names.items() if q.sessions and is_asked(q, s) for n in copies if n in kept
+            ),
+        )
         for q in config.questions
     )
     asked = tuple(
