@@ -1,7 +1,9 @@
 """What the model reads of a session's newest version, and before the answer to a question about it."""
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from daemon.api.generation import Failed, Generate, PromptViewed, ViewPrompt
@@ -15,6 +17,8 @@ from scheduler.lifecycle import STOPPING
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
+
 Emit = Callable[[PromptViewed | Failed], None]
 
 
@@ -27,6 +31,8 @@ class PromptView:
     prompts: PromptBuilder
     registry: Registry
     emit: Emit
+    texts: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "prompt-view"))
+    """Makes texts of tokens."""
 
     def show(self, command: ViewPrompt) -> None:
         """Emit what the model reads, or why that cannot be shown."""
@@ -40,12 +46,29 @@ class PromptView:
             self.emit(failed(number, Failure("unknown_session", f"there is no session {name!r}")))
             return
         try:
-            question = None if asked is None else self._region(self._question(tape, asked))
+            question = None if asked is None else tuple(self._question(tape, asked))
         except ValueError as error:
             self.emit(failed(number, failure_of(error)))
             return
-        frozen, sliding = self._region(tape.prefix), self._region(tape.window)
-        self.emit(PromptViewed(number, tape.version, frozen, sliding, question))
+        read = tape.version, tuple(tape.prefix), tuple(tape.window), question
+        self.texts.submit(self._emit_texts, number, *read)  # a long window takes long, and batches wait
+
+    def _emit_texts(
+        self,
+        number: int,
+        version: int,
+        frozen: Sequence[int],
+        sliding: Sequence[int],
+        question: Sequence[int] | None,
+    ) -> None:
+        try:
+            asked = None if question is None else self._region(question)
+            event = PromptViewed(number, version, self._region(frozen), self._region(sliding), asked)
+        except Exception as error:
+            log.exception("the prompt of version %d cannot be shown", version)
+            self.emit(failed(number, Failure("engine", f"its texts cannot be made: {error}")))
+        else:
+            self.emit(event)
 
     def _question(self, tape: Tape, asked: Generate) -> Sequence[int]:
         """The tokens that ask a question: a standing one as it is asked of every version.
