@@ -203,7 +203,7 @@ async def _listening(port: int, clients: int, events: int, pipe: Connection) -> 
         async with connecting:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 14)
             writer.write(b"GET /v1/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % port)
-            await reader.readuntil(b"retry: 1000\n\n\r\n")
+            await reader.readuntil(b"\n\n\r\n")
         left -= 1
         if not left:
             connected.set()

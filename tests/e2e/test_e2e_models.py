@@ -203,11 +203,11 @@ async def said_by(daemon: RunningDaemon, model: str, text: str) -> Any:
 
 
 async def test_a_killed_engine_is_replaced_by_a_spare_with_both_models() -> None:
-    both = config(process=ProcessConfig(mode="two", drain=Duration(5 * SECOND)))
-    async with running(both, restart_after_s=(0.0,), spare_after_s=0.0) as daemon:
-        first = min(engines())
+    process = ProcessConfig(mode="two", spare_engine=True, drain=Duration(5 * SECOND))
+    async with running(config(process=process), restart_after_s=(0.0,)) as daemon:
+        (spare,) = engines()
+        (first,) = engines(str(spare))
         await daemon.advance(2)
-        await until(lambda: len(engines()) == 2)
         os.kill(first, signal.SIGKILL)
         await until(lambda: daemon.count("engine_restarts") == 1, 30.0)
         await until(lambda: not daemon.gateway.status.not_ready(), 180.0)

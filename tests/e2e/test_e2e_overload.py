@@ -47,7 +47,7 @@ async def idle(port: int, number: int, opening: asyncio.Semaphore) -> Connection
         host = {"host": f"127.0.0.1:{port}"}
         if number % 2:
             writer.write(head("GET", "/v1/events?event=flash_ready", host))
-            await reader.readuntil(b"retry: 1000\n\n")
+            await reader.readuntil(b"\n\n")
             return reader, writer
         upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
         key = {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}
