@@ -23,6 +23,7 @@ from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom,
 from daemon.progress import Progress
 from engine.device import in_own_thread, out_of_memory, use_threads
 from engine.engine import Engine
+from engine.free_memory import own_bytes
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
@@ -507,7 +508,9 @@ def _capacity(
     if not config.opens_by_partition:
         least = max(least, sizes.configured(compact))
     if not config.pool.blocks:
-        needed = min(needed, max(fitting_blocks(config.pool, loaded, memory), least))
+        each = KVPool.block_bytes(loaded.layers, config.pool.block_size, loaded.dtype)
+        fitting = fitting_blocks(config.pool, loaded, memory) - _for_spare(config, loaded) // each
+        needed = min(needed, max(fitting, least))
 
     def room(blocks: int) -> str:
         sessions = len(config.sessions)
@@ -521,6 +524,13 @@ def _capacity(
     check_memory(config.pool, needed, loaded, memory, room)
     memory.take(config.pool, needed, loaded)
     return needed
+
+
+def _for_spare(config: Config, loaded: LoadedModel) -> int:
+    """Bytes that a pool of as many blocks as fit leaves to a spare engine: what this process has, and a quarter."""
+    settings = config.process
+    is_wanted = settings.mode == "two" and settings.spare_engine is not False and loaded.device.type == "cpu"
+    return own_bytes() * 5 // 4 if is_wanted else 0
 
 
 def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int) -> Engine:
