@@ -76,7 +76,8 @@ def of_known_models(old: Config, new: Config) -> Config:
     known = {"", old.model.name, *(each.name for each in old.models)}
     before = {each.name: each for each in old.sessions}
     sessions = (each if each.model in known else before.get(each.name) for each in new.sessions)
-    matched = {each.match: each for each in old.patterns}
+    there = {each.match for each in new.patterns if each.model in known}
+    matched = {each.match: each for each in old.patterns if each.match not in there}
     patterns = (each if each.model in known else matched.get(each.match) for each in new.patterns)
     return msgspec.structs.replace(
         new,

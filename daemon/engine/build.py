@@ -527,7 +527,7 @@ def _capacity(
 
 
 def _for_spare(config: Config, loaded: LoadedModel) -> int:
-    """Bytes that a pool of as many blocks as fit leaves to a spare engine: what this process has, and a quarter."""
+    """Bytes that a pool of what fits leaves to a spare engine: what this process has, and a quarter."""
     settings = config.process
     is_wanted = settings.mode == "two" and settings.spare_engine is not False and loaded.device.type == "cpu"
     return own_bytes() * 5 // 4 if is_wanted else 0

@@ -178,6 +178,8 @@ def test_sessions_of_models_that_come_with_a_restart_stay_as_they_are(tmp_path: 
     assert (kept.sessions, kept.patterns) == (old.sessions, old.patterns)
     assert changes(old, kept).fixed == ("models",)
     assert not changes(old, kept)
+    # a pattern that gets another model, rather than one more
+    assert of_known_models(old, structs.replace(new, patterns=(pattern,))).patterns == old.patterns
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from daemon.api.messages import HelloReply, QueryError, SessionInfo, SessionsReply, StatsReply
+from daemon.api.socket_calls import SocketCalls
 from daemon.config.schema import UNTRAINED, Config, HttpConfig, ModelConfig, QueryConfig, SessionConfig
 from daemon.doctor import running as running_daemon
 from daemon.doctor.bundle import members_of
@@ -219,7 +220,8 @@ def test_addresses_that_bind_everything_are_reached_on_this_machine() -> None:
     (port,) = free_ports(1)
     everywhere = Config(query=QueryConfig(endpoint=f"tcp://*:{port}"))
     with open_client(everywhere) as client:
-        assert client._endpoint == f"tcp://127.0.0.1:{port}"
+        assert isinstance(client._calls, SocketCalls)
+        assert client._calls._endpoint == f"tcp://127.0.0.1:{port}"
 
 
 async def test_a_running_daemon_is_seen_as_it_is_and_goes_on() -> None:
