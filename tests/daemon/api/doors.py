@@ -39,8 +39,9 @@ NONE = ErrorReply(0, "unknown_session", "there is no such session")
 
 def plain(message: Any) -> Any:
     """Without what differs from request to request."""
-    times = {"latency_ns": 0} if hasattr(message, "latency_ns") else {}
-    return msgspec.structs.replace(message, id=0, **times)
+    other = {"latency_ns": 0, "trace_id": ""}
+    there = {name: value for name, value in other.items() if hasattr(message, name)}
+    return msgspec.structs.replace(message, id=0, **there)
 
 
 @dataclass
