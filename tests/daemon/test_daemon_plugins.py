@@ -139,8 +139,8 @@ def is_one(found: object) -> TypeGuard[int]:
     ("line", "code", "told"),
     [
         ("kafka = acme_feed:value", "", "acme-feed has the source 'kafka', which foretick has already"),
-        ("Wave = acme_feed:value", "", "acme-feed has the source 'Wave': a name has"),
-        ("wave-1 = acme_feed:value", "", "acme-feed has the source 'wave-1': a name has"),
+        ("Wave = acme_feed:value", "", "acme-feed has the source 'Wave': a name is of"),
+        ("wave-1 = acme_feed:value", "", "acme-feed has the source 'wave-1': a name is of"),
         (
             "wave = acme_feed:value",
             "1 / 0",

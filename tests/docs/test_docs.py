@@ -26,6 +26,7 @@ from feeds.recorded_file import read_records
 from feeds.zmq_feed import Header
 from flash.question import PAPER_SIX
 from metrics.catalogue import REASONS, STAGES
+from tapes.question_file import read_question
 from tests.docs import kinds_table, metrics_table
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "tenants": lambda path: read_tenants(str(path)),
     "format": lambda path: load_format(path).description,
     "messages": lambda path: load_format(path, of_messages=True).description,
+    "question": read_question,
 }
 
 

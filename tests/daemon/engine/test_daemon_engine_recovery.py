@@ -528,20 +528,18 @@ def asked_both_ways(engine: Engine) -> tuple[Finished, Finished]:
 
 
 @pytest.mark.parametrize("rereads", [True, False])
-def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
-    left: Left, rereads: bool
-) -> None:
+def test_a_session_without_snapshot_has_no_data_until_its_window_is_there(left: Left, rereads: bool) -> None:
     """Where a log is read again, that begins long after questions come: the group has to form."""
     made, progress, _ = left
     zeromq = ZmqSourceConnector("tcp://127.0.0.1:1")
     source = log_source() if rereads else SourceConfig(kind="zeromq", zeromq=zeromq)
     made = recovering(replace(made, source=source), interval=Duration(0))
-    for each in asked_both_ways(Engine(made, progress)):
-        assert ("warm_up" in each.metadata.flags) == rereads
-        assert each.metadata.data_version == progress["s"].version
+    engine = Engine(made, progress)
+    engine.do(chat(1, exact=True), chat(2))
+    assert [event.code for event in engine.of(Failed)] == ["no_data", "no_data"]
     engine = Engine(recovering(made, while_rebuilding="refuse"), progress)
     engine.do(chat(1, exact=True))
-    assert [event.code for event in engine.of(Failed)] == (["rebuilding"] if rereads else [])
+    assert [event.code for event in engine.of(Failed)] == ["rebuilding" if rereads else "no_data"]
 
 
 def test_a_restored_session_answers_questions_before_its_first_record(left: Left) -> None:

@@ -256,6 +256,6 @@ def test_pool_and_positions_have_room_for_the_longest_rollup(built: Built) -> No
     without, rolled = config(session("a", rollup=())), config(session("a", rollup_tokens=1000))
     assert PoolSizes(rolled, 0).all(()) >= PoolSizes(without, 0).all(()) + 2 * 1000 // 16 - 1
     assert [p.key for p in cross_check(config(session("a", rollup_tokens=3500)))] == ["pool.frame_limit"]
-    numbered = len(built.prompt.frozen(None, [QUESTION.text]))
+    numbered = len(built.prompt.frozen(None, [built.prompt.briefly(QUESTION.text)]))
     assert built.prefixes.longest("a", [QUESTION]) == numbered + session("a").rollup_tokens
     assert built.prefixes.longest("plain", [QUESTION]) == numbered
