@@ -39,7 +39,7 @@ NOT_RUN = {
     r"python3 -m venv /opt|/opt/foretick/bin/foretick|systemctl|systemd-sysusers": SYSTEMD,
     r"tar|foretick .*/etc/foretick": SYSTEMD,
     r"podman|kubectl": CLUSTER,
-    r"kafka-topics\.sh|foretick (dlq|history|explain|reproduce)": KAFKA,
+    r"kafka-topics\.sh|foretick (dlq|history|explain|reproduce|backfill)": KAFKA,
     r"foretick .*(broker:9092|examples/kafka\.toml)": KAFKA,
     r"foretick (check|plan) (?!.*--partitions).*--group": KAFKA,
     r"foretick (train|calibrate|evaluate)": HOURS,
@@ -128,6 +128,9 @@ def made(folder: Path) -> Path:
     shutil.copy(ROOT / "feeds/formats/histdata_quotes.toml", folder / "ticks.toml")
     shutil.copy(ROOT / "examples/kafka.toml", folder / "foretick.toml")
     shutil.copytree(ROOT / "examples", folder / "examples")
+    own = re.findall(r"```toml\n(.*?)^```", (ROOT / "docs/questions.md").read_text(), re.M | re.S)
+    (folder / "near_high.toml").write_text(own[0])
+    (folder / "model.gguf").touch()
     times = [(14 + n // 60, n % 60) for n in range(90)]
     bars = [f"2024-08-08T{h}:{m:02}:00Z,{prices(n)},{n % 5 + 1}" for n, (h, m) in enumerate(times)]
     for name in ("bars.csv", "trades.csv"):
