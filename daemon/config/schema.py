@@ -59,10 +59,6 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelConfig(Table, frozen=True):
     """The language model; `[[models]]` are others beside it."""
 
-    name: Annotated[
-        str,
-        about("what sessions call this model where there are `[[models]]`, and clients beside its own name"),
-    ] = ""
     path: Annotated[
         str,
         about(
@@ -70,6 +66,10 @@ class ModelConfig(Table, frozen=True):
             f"that comes with Foretick (see accuracy), {UNTRAINED} a small random model that takes any "
             "question"
         ),
+    ] = ""
+    name: Annotated[
+        str,
+        about("what sessions call this model where there are `[[models]]`, and clients beside its own name"),
     ] = ""
     aliases: Annotated[
         tuple[str, ...],
