@@ -335,10 +335,10 @@ class _Evaluation:
         elif dimension in (_PLAIN, _TIME):
             margin = difference / (60 if dimension == _TIME else 1)
         else:
+            same = (np.sign(a.values) == np.sign(b.values)) & (a.values != 0)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.log(np.abs(a.values)) - np.log(np.abs(b.values))
-            same = (np.sign(a.values) == np.sign(b.values)) & (a.values != 0)
-            margin = np.where(same, np.sign(a.values) * ratio, 9.0 * np.sign(difference))
+                margin = np.where(same, np.sign(a.values) * ratio, 9.0 * np.sign(difference))
         margin = np.nan_to_num(np.clip(margin, -9.0, 9.0), nan=0.0)
         return Condition(truth & defined, margin if isinstance(op, ast.Gt | ast.GtE) else -margin, defined)
 
