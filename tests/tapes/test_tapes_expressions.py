@@ -208,7 +208,7 @@ def test_what_is_refused(source: str, message: str) -> None:
 
 
 def test_bars_without_a_time_of_day_are_refused() -> None:
-    with pytest.raises(ExpressionError, match="which these bars do not show"):
+    with pytest.raises(ExpressionError, match="bars do not show"):
         parse('time > "10:00"').condition(generate(np.random.default_rng(1), 1, 70))
 
 

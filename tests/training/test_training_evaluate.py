@@ -18,11 +18,12 @@ from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 from tests.kit.tolerance import apart, largest, near, of_float64, rounding
 from tests.training.answered import answers
-from training.baseline import simple_guess
+from training.baseline import fitted_guess, shapes, simple_guess
 from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
 from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson
 from training.export import export, tape_model
+from training.generate import generate
 from training.model import Shape, TapeModel
 from training.served import Served
 from training.sources import Drawn, Generated, Packed, Recorded, Setting, collect, joined
@@ -359,11 +360,11 @@ def test_own_questions_are_calibrated_and_scored_with_any_model(
     tmp_path: Path, own_questions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model of random weights: its answers are no better than chance. Few labels: asked one by one."""
-    monkeypatch.setattr("training.calibrate.LEAST_LABELS", 20)
-    monkeypatch.setattr("training.calibrate.LEAST_OF_A_CHOICE", 2)
+    monkeypatch.setattr("training.calibrate.LEAST_LABELS", 8)
+    monkeypatch.setattr("training.calibrate.LEAST_OF_A_CHOICE", 1)
     path = embedded_directory(tmp_path)
     small = ["--model", str(path), *own_questions, "--placement", "terse", "--window", "32"]
-    enough = ["--labels", "80", "--max-tapes", "80", "--lines", "decimal"]
+    enough = ["--labels", "40", "--max-tapes", "24", "--lines", "decimal"]
     out = tmp_path / "calibration.json"
     result = CliRunner().invoke(calibrate, [*small, *enough, "--out", str(out)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -371,7 +372,7 @@ def test_own_questions_are_calibrated_and_scored_with_any_model(
     assert fitted.lines == "decimal"
     assert fitted.find(TEXT, ("YES", "NO")) is not None
     found = tmp_path / "found.json"
-    scored = ["--labels", "60", "--windows", "1", "--lines", "decimal", "--json", str(found)]
+    scored = ["--labels", "30", "--windows", "1", "--lines", "decimal", "--json", str(found)]
     result = CliRunner().invoke(
         evaluate, [*small, *scored, "--calibration", str(out)], catch_exceptions=False
     )
@@ -382,9 +383,7 @@ def test_own_questions_are_calibrated_and_scored_with_any_model(
     assert list(by_name) == list(TWO)
     up = by_name["closes_up"]
     assert up.calibrated is not None
-    assert up.simple is not None
-    assert up.simple > 0.9  # the tree reads the last bar's move
-    assert abs(up.balanced.share - 0.5) < 0.25
+    assert abs(up.balanced.share - 0.5) < 0.3
     kept = len(fitted.questions)
     only = ["--model", str(path), "--question", str(tmp_path / "place.toml"), *small[-4:], *enough]
     result = CliRunner().invoke(calibrate, [*only, "--out", str(out)], catch_exceptions=False)
@@ -392,6 +391,16 @@ def test_own_questions_are_calibrated_and_scored_with_any_model(
     again = msgspec.json.decode(out.read_bytes(), type=Calibration)
     assert again.find(TEXT, ("YES", "NO")) == fitted.find(TEXT, ("YES", "NO"))
     assert len(again.questions) == kept
+
+
+def test_the_plain_guess_of_an_own_question_finds_what_the_last_bar_shows(tmp_path: Path) -> None:
+    """Fitted on the other half of the tapes; with nothing to fit on it guesses the first choice."""
+    (tmp_path / "up.toml").write_text(TWO["closes_up"])
+    x = generate(np.random.default_rng(3), 40, 64)
+    label = read_question(tmp_path / "up.toml").label(x).value[:, 40:].ravel().astype(np.int64)
+    shape, tape = shapes(x)[:, 40:].reshape(len(label), -1), np.repeat(np.arange(40), 24)
+    assert (fitted_guess(shape, label, tape) == label).mean() > 0.97
+    assert not fitted_guess(shape, np.full_like(label, UNDEFINED), tape).any()
 
 
 def test_an_own_question_is_not_for_the_tape_model(model: Path, own_questions: list[str]) -> None:
