@@ -13,7 +13,7 @@ from daemon.engine import build as building
 from daemon.engine.build import load
 from daemon.engine.memory_budget import SHARE, check_weights, shown_bytes
 from daemon.engine.model_weights import weight_bytes
-from engine.model.embedded import TAPE_MODEL
+from engine.model.terse import TAPE_MODEL
 from feeds.connector import SettingError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
