@@ -18,17 +18,17 @@ from daemon.api.subscriptions import AsyncEventStream, EventStream, Told
 T = TypeVar("T")
 
 
-class Awaited(Protocol):
-    """What `BlockingCalls` wait for."""
+class AsyncCalls(Protocol):
+    """How an `AsyncQueryClient` reaches its daemon. All raise QueryError where there is no reply."""
 
     async def exchange(self, request: Sent) -> Received:
-        """See `daemon.api.client.AsyncCalls`."""
+        """The reply, errors included."""
 
     async def subscribe(self, chosen: Subscribe) -> AsyncEventStream:
-        """See `daemon.api.client.AsyncCalls`."""
+        """A subscription, which has begun."""
 
     async def close(self) -> None:
-        """See `daemon.api.client.AsyncCalls`."""
+        """Close the connection."""
 
 
 class LoopThread:
@@ -61,7 +61,7 @@ class LoopThread:
 class BlockingCalls:
     """Waits for calls that are awaited."""
 
-    def __init__(self, calls: Awaited) -> None:
+    def __init__(self, calls: AsyncCalls) -> None:
         self._calls, self._thread = calls, LoopThread()
 
     def exchange(self, request: Sent) -> Received:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 import msgspec
 
 from daemon.api import messages
-from daemon.api.blocking import BlockingCalls
+from daemon.api.blocking import AsyncCalls, BlockingCalls
 from daemon.api.dealer import CurvePair
 from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, Subscribe
 from daemon.api.socket_calls import AsyncSocketCalls, Received, Sent, SocketCalls
@@ -33,7 +33,7 @@ Keys = CurvePair | str
 
 
 class Calls(Protocol):
-    """How a `QueryClient` reaches its daemon. All raise QueryError where there is no reply."""
+    """As `AsyncCalls`, for a `QueryClient`."""
 
     def exchange(self, request: Sent) -> Received:
         """The reply, errors included."""
@@ -42,19 +42,6 @@ class Calls(Protocol):
         """A subscription, which has begun."""
 
     def close(self) -> None:
-        """Close the connection."""
-
-
-class AsyncCalls(Protocol):
-    """The same for an `AsyncQueryClient`."""
-
-    async def exchange(self, request: Sent) -> Received:
-        """The reply, errors included."""
-
-    async def subscribe(self, chosen: Subscribe) -> AsyncEventStream:
-        """A subscription, which has begun."""
-
-    async def close(self) -> None:
         """Close the connection."""
 
 

@@ -1,6 +1,7 @@
 """A recorded file of `[source.replay]` as a log: its records are read again by their numbers."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -48,11 +49,18 @@ class FileLog:
                 return
 
 
+async def played(settings: ReplayConnector, name: str) -> AsyncGenerator[Sequence[Incoming], None]:
+    """All that the file holds, as the source of this name reads it, as fast as it can."""
+    source: Source = msgspec.structs.replace(settings, speed=0.0).open(name, 0.0)
+    await source.start()
+    async with aclosing(source.batches()) as batches:
+        async for batch in batches:
+            yield batch
+    await source.stop()
+
+
 async def _messages(settings: ReplayConnector) -> AsyncGenerator[list[Incoming], None]:
     """What the file holds, without lines that could not be used."""
-    source: Source = msgspec.structs.replace(settings, speed=0.0).open(Path(settings.file).name, 0.0)
-    await source.start()
-    async for batch in source.batches():
+    async for batch in played(settings, Path(settings.file).name):
         if found := [each for each in batch if each.fault is None]:
             yield found
-    await source.stop()

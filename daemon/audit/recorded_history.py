@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 import msgspec
 
 from daemon.audit.broker import Broker, any_sources
-from daemon.audit.file_log import FileLog
+from daemon.audit.file_log import FileLog, played
 from daemon.audit.snapshot_reader import Stream
 from daemon.audit.stepped_engine import Batches
 from daemon.config.schema import Config
@@ -113,10 +113,7 @@ async def _of_topics(config: Config, begin_ns: int | None) -> Batches:
 async def _of_file(config: Config, begin_ns: int | None) -> Batches:
     ((name, connector),) = config.feeds.values()
     assert isinstance(connector, ReplayConnector)  # `is_file`
-    known = connector.from_
-    begins = max(filter(None, (begin_ns, known)), default=None)
-    source = msgspec.structs.replace(connector, speed=0.0, from_=begins).open(name, 1.0)
-    await source.start()
-    async with aclosing(source.batches()) as batches:
+    begins = max(filter(None, (begin_ns, connector.from_)), default=None)
+    async with aclosing(played(msgspec.structs.replace(connector, from_=begins), name)) as batches:
         async for batch in batches:
             yield name, batch

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import NamedTuple
 
 from daemon.config.answerable import refusal_of
@@ -26,15 +27,14 @@ def questions_of(config: Config) -> Iterator[StandingQuestion]:
     preset = SETS[config.standing]
     for session in config.sessions:
         model = config.model_of(session)
-        for question in preset:
+        own = (
+            (f"questions[{index}]", question_of(asked))
+            for index, asked in enumerate(config.questions)
+            if is_asked(asked, session.name)
+        )
+        for key, question in chain((("standing", each) for each in preset), own):
             if not config.models or not refusal_of(model, question):
-                yield StandingQuestion("standing", session.name, question)
-        for index, asked in enumerate(config.questions):
-            if not is_asked(asked, session.name):
-                continue
-            question = question_of(asked)
-            if not config.models or not refusal_of(model, question):
-                yield StandingQuestion(f"questions[{index}]", session.name, question)
+                yield StandingQuestion(key, session.name, question)
 
 
 def is_asked(asked: QuestionConfig, session: str) -> bool:

@@ -38,10 +38,14 @@ class RunningEngine:
         """What it has reported; None: it ended before."""
 
     @property
+    def report(self) -> Serving | None:
+        """What it has reported so far."""
+        return self.serving.result() if self.serving.done() else None
+
+    @property
     def pid(self) -> int:
         """Of the process that serves, as far as is known."""
-        report = self.serving.result() if self.serving.done() else None
-        return self._process.pid if report is None else report.pid
+        return self._process.pid if self.report is None else self.report.pid
 
     @property
     def has_ended(self) -> bool:
@@ -103,9 +107,7 @@ class _Loaded:
             return False
         if self.engine is None:
             return True
-        serving = self.engine.serving
-        report = serving.result() if serving.done() else None
-        return report is not None and report.pid != self.process.pid
+        return self.engine.report is not None and self.engine.pid != self.process.pid
 
     async def serve(self, spec: EngineSpec) -> RunningEngine:
         """An engine of this spec, which has ended if the process is gone."""

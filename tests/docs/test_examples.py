@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.model.embedded import embedded_directory
+from tests.kit.records import bars_format
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -37,17 +38,6 @@ BARS = """time,o,h,l,c,v
 2024-08-08T14:30:00Z,1.5,2,1,1.75,3
 2024-08-08T14:31:00Z,1.75,2,1.5,2,4
 """
-FORM = """description = "bars"
-container = "csv"
-[[records]]
-kind = "bar"
-venue = "V"
-symbol = "UP"
-unit = "shares"
-interval = "1m"
-time = { field = "time", format = "iso" }
-fields = { open = "o", high = "h", low = "l", close = "c", volume = "v" }
-"""
 
 
 def run(*arguments: str, lines: str = "", first: Path = ROOT) -> str:
@@ -74,7 +64,7 @@ def test_an_example_has_at_most_thirty_lines_and_is_listed(path: Path) -> None:
 
 def test_a_daemon_in_another_program_answers(tmp_path: Path) -> None:
     config = tmp_path / "foretick.toml"
-    for name, text in (("bars.csv", BARS), ("bars.toml", FORM)):
+    for name, text in (("bars.csv", BARS), ("bars.toml", bars_format("UP"))):
         (tmp_path / name).write_text(text)
     config.write_text(CONFIG.format(bars=tmp_path / "bars.csv", form=tmp_path / "bars.toml"))
     shown = run("examples/embedded_daemon.py", str(config), "made-up", "Is it rising?")

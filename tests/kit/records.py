@@ -20,6 +20,21 @@ BAR = {
 """A record of each kind, as its members are written."""
 
 
+def bars_format(symbol: str) -> str:
+    """A declared format of files with the bars of V:SYMBOL, one a minute: time,o,h,l,c,v."""
+    return f"""description = "bars"
+container = "csv"
+[[records]]
+kind = "bar"
+venue = "V"
+symbol = "{symbol}"
+unit = "shares"
+interval = "1m"
+time = {{ field = "time", format = "iso" }}
+fields = {{ open = "o", high = "h", low = "l", close = "c", volume = "v" }}
+"""
+
+
 def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **more: object) -> bytes:
     """A trade in its wire form, JSON."""
     venue, _, name = symbol.partition(":")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from daemon.supervision import Tasks
-from daemon.traces.trace_context import TRACEPARENT
+from daemon.traces.trace_context import TRACEPARENT, read_traceparent
 from feeds.codec import encode
 from feeds.connector import SinkRoute
 from feeds.market_data import AnyMessage, DeadLetter
@@ -196,9 +196,9 @@ class Delivery:
         except PublishRefused as error:
             self._refused(sink, topic, outgoing, error.reason, str(error))
         except Exception as error:
-            trace = outgoing.headers.get(TRACEPARENT, b"").decode()
-            told = {"trace_id": trace.split("-")[1]} if trace else {}
-            log.exception("%s failed to publish a message", sink.name, extra=told)
+            trace = read_traceparent(outgoing.headers.get(TRACEPARENT, b"").decode())
+            extra = {} if trace is None else {"trace_id": trace.trace_id}
+            log.exception("%s failed to publish a message", sink.name, extra=extra)
             self._refused(sink, topic, outgoing, "other", repr(error))
         else:
             self._finish(outgoing, DeliveryOutcome.DELIVERED)

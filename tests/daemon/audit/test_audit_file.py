@@ -16,19 +16,9 @@ from feeds.connector import SettingError, SinkRoute
 from feeds.market_data import Answer
 from tests.kit import MemorySink
 from tests.kit.daemon import invoke
+from tests.kit.records import bars_format
 
 BARS = 9
-FORM = """description = "bars"
-container = "csv"
-[[records]]
-kind = "bar"
-venue = "V"
-symbol = "AAA"
-unit = "shares"
-interval = "1m"
-time = { field = "time", format = "iso" }
-fields = { open = "o", high = "h", low = "l", close = "c", volume = "v" }
-"""
 
 pytestmark = [pytest.mark.sampled(1), pytest.mark.timeout(900)]
 
@@ -39,7 +29,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("file")
     rows = [f"2024-08-08T14:{30 + n}:00Z,{10 + n % 3},{13},{9},{11 + n % 2}.25,{n + 1}" for n in range(BARS)]
     (folder / "bars.csv").write_text("\n".join(["time,o,h,l,c,v", *rows[:4], "broken", *rows[4:]]) + "\n")
-    (folder / "form.toml").write_text(FORM)
+    (folder / "form.toml").write_text(bars_format("AAA"))
     made = folder / "foretick.toml"
     made.write_text(
         f"""

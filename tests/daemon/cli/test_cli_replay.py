@@ -16,21 +16,11 @@ from feeds.market_data import Answer
 from ingest.bar_kernel import BAR
 from metrics.store import MetricStore
 from tests.kit.daemon import invoke
+from tests.kit.records import bars_format
 
 NANO = 10**9
 OPENED = 1_723_127_400 * NANO  # 2024-08-08T14:30:00Z
 AAA = SessionConfig(name="aaa", symbol="V:AAA", price_decimals=2)
-FORM = """description = "bars"
-container = "csv"
-[[records]]
-kind = "bar"
-venue = "V"
-symbol = "UP"
-unit = "shares"
-interval = "1m"
-time = { field = "time", format = "iso" }
-fields = { open = "o", high = "h", low = "l", close = "c", volume = "v" }
-"""
 ROWS = "time,o,h,l,c,v\n2024-08-08T14:30:00Z,1,1,1,1,1\n"
 
 
@@ -94,7 +84,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_played_is_one_sentence_and_status_2(name: str, tmp_path: Path) -> None:
     (tmp_path / "bars.csv").write_text(ROWS)
-    (tmp_path / "form.toml").write_text(FORM)
+    (tmp_path / "form.toml").write_text(bars_format("UP"))
     arguments, said = WRONG[name]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
