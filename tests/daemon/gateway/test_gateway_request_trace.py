@@ -63,13 +63,13 @@ def test_a_tenant_sees_answers_of_its_sessions_and_its_own_requests(
 
 
 def test_a_request_is_kept_when_its_last_generation_has_ended() -> None:
-    traces, heard = RecentTraces(), list[object]()
+    traces, events = RecentTraces(), list[object]()
     asked = [Generate(session="s", turns=(Turn("user", "a long text"),))] * 3
     request = replace(RequestTrace.of(traces, CONTEXT, asked, "west"), began=0)
     for number, event in enumerate((finished(7), Failed(8, "timeout", "late"))):
-        request.hear(number, heard.append, event)
+        request.hear(number, events.append, event)
     assert traces.find(CONTEXT.trace_id) == []
-    request.hear(2, heard.append, finished(9, reused_tokens=1))
+    request.hear(2, events.append, finished(9, reused_tokens=1))
     (trace,) = traces.find(CONTEXT.trace_id)
     assert (trace.parent_id, trace.tenant, trace.session, trace.error) == ("6" * 16, "west", "s", "timeout")
     assert (trace.reused_tokens, trace.computed_tokens, trace.data_version) == (5, 7 + 10, 3)
@@ -77,4 +77,4 @@ def test_a_request_is_kept_when_its_last_generation_has_ended() -> None:
         "prefill 1",
         "prefill 2",
     ]
-    assert len(heard) == 3
+    assert len(events) == 3

@@ -44,12 +44,12 @@ def counts(store: MetricStore) -> dict[str, float]:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_exporter, "EVERY_S", 0.0)
     monkeypatch.setattr(trace_exporter, "RETRY_AFTER_S", (0.01, 0.01))
 
 
-async def test_a_collector_reads_the_trace_as_it_was(at_once: None) -> None:
+async def test_a_collector_reads_the_trace_as_it_was(no_delay: None) -> None:
     async with receiving() as collector:
         sender, store = exporter(collector.endpoint, authorization="Bearer x")
         running = asyncio.create_task(sender.run())
@@ -100,7 +100,7 @@ async def test_a_collector_that_hangs_costs_a_bounded_queue_and_no_time() -> Non
 
 @pytest.mark.parametrize(("status", "requests"), [(503, 3), (400, 1)])
 async def test_a_refused_batch_is_sent_again_only_where_that_may_help(
-    at_once: None, status: int, requests: int, caplog: pytest.LogCaptureFixture
+    no_delay: None, status: int, requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with receiving(status) as collector:
         sender, store = exporter(collector.endpoint)
@@ -116,7 +116,7 @@ async def test_a_refused_batch_is_sent_again_only_where_that_may_help(
         running.cancel()
 
 
-async def test_no_collector_and_a_trace_that_cannot_be_made_end_nothing(at_once: None) -> None:
+async def test_no_collector_and_a_trace_that_cannot_be_made_end_nothing(no_delay: None) -> None:
     sender, store = exporter("http://127.0.0.1:9/v1/traces")
     running = asyncio.create_task(sender.run())
     sender.put(partial(trace, 1))
