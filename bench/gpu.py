@@ -22,11 +22,12 @@ from bench.run import MeasurementFailed, SuiteRun, timed
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.triton import TritonAttention
+from engine.device import resolve_device
 from engine.engine import Engine
 from engine.graphs.runner import CudaCapture
 from engine.model.architectures import ModelError
 from engine.model.loaded import LoadedModel
-from engine.model.loading import prepare, resolve_device
+from engine.model.loading import prepare
 from lab.profile.cost_model import by_size, file_name, ladder_for, model_of
 from lab.profile.timing import Ladder, Samples
 from lab.profile.timing import measure as measure_costs

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 
 Result = TypeVar("Result")
@@ -53,6 +54,15 @@ def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor
         return tuple(torch.from_numpy(np.array(values, np.int64)) for values in lists)
     packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=True)
     return torch.split(packed.to(device, non_blocking=True), [len(values) for values in lists])
+
+
+def resolve_device(device: str) -> str:
+    """Resolve ``auto`` to the GPU if there is one. Raises ModelError for CUDA without a GPU."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError("device is cuda, but no GPU is visible")
+    return device
 
 
 def use_threads(threads: int) -> None:

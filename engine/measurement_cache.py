@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numba
 import torch
-import transformers
 
 from engine.cpu.cpu_identity import cpu_features, cpu_name
 from support import numba_kernel
@@ -41,10 +40,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def code() -> str:
     """Return the version of all code that measured times depend on."""
-    libraries = (torch, transformers, numba)
-    return ", ".join(
-        [numba_kernel.fingerprint(), *(f"{each.__name__} {each.__version__}" for each in libraries)]
-    )
+    libraries = (f"{name} {version(name)}" for name in ("torch", "transformers", "numba"))
+    return ", ".join([numba_kernel.fingerprint(), *libraries])
 
 
 def _directory() -> Path:

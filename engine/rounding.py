@@ -18,7 +18,7 @@ on an x86 CPU are 0.4 of the bound for a layer's attention and 0.2 for logits.
 from __future__ import annotations
 
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.model.loaded import LoadedModel
@@ -37,9 +37,7 @@ def rounding(size: float, *, width: int, depth: int = 1, dtype: object = "float3
 
 def of_model(model: LoadedModel, size: float = 1.0) -> float:
     """The bound for ``model``'s logits as large as ``size``; as it is, relative to their size."""
-    config: Any = model.model.config.get_text_config()
-    width = max(config.hidden_size, config.intermediate_size)
-    return rounding(size, width=width, depth=config.num_hidden_layers, dtype=model.dtype)
+    return rounding(size, width=model.sizes.width, depth=model.sizes.layers, dtype=model.dtype)
 
 
 def of_gap(model: LoadedModel, size: float) -> float:

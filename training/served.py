@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from daemon.engine.build import checked
+from daemon.engine.build import load_checked
 from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
-from engine.model.loading import load_model
 from engine.step import Chunk, OutOfMemory
 from regions.tape import Retention
 from tapes.rules import Ints
@@ -55,7 +54,7 @@ class Served:
         Raises ModelError where the daemon would refuse the model, and where it cannot answer ``asked``.
         """
         asked = asked or Asked()
-        loaded = checked(load_model(directory, dtype=dtype, device="auto"))
+        loaded = load_checked(directory, dtype)
         blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(asked.names) * _QUESTION) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)

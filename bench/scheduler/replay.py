@@ -86,7 +86,7 @@ def replay(
 def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:
     """Feed ``inputs`` at their times and wait for all requests; returns them in order of opening."""
     # modulo the model's vocabulary: equal ids stay equal, different ones may become equal by chance
-    vocabulary = int(engine.model.model.config.vocab_size) - _SPECIAL
+    vocabulary = engine.model.sizes.vocabulary - _SPECIAL
     of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=engine.open_prompt)
     requests: dict[int, Request] = {}
     ended = threading.Semaphore(0)

@@ -21,16 +21,15 @@ from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, k
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
-from engine.device import in_own_thread, out_of_memory, use_threads
+from engine.device import in_own_thread, out_of_memory, resolve_device, use_threads
 from engine.engine import Engine
 from engine.free_memory import own_bytes
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
-from engine.model.embedded import embedded_directory
 from engine.model.gguf import gguf_directory
-from engine.model.loaded import LoadedModel
-from engine.model.loading import load_model, resolve_device
+from engine.model.loaded import Layers, LoadedModel
+from engine.model.remembered import recall, remember
 from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion
 from feeds.connector import SettingError
 from feeds.decimals import to_units
@@ -279,6 +278,8 @@ def costs_of(config: Config) -> OnlineCosts:
 def directory_of(settings: ModelConfig) -> Path:
     """The model's directory. Raises ModelError as `gguf_directory`."""
     if settings.path == UNTRAINED:
+        from engine.model.embedded import embedded_directory  # here, since it takes seconds to import
+
         return embedded_directory(seed=settings.seed)
     path = Path(settings.path)
     if path.suffix == ".gguf":
@@ -313,8 +314,7 @@ def load(config: Config) -> Loaded:
     try:
         directory = directory_of(settings)
         check_weights(directory, settings.dtype, resolve_device(settings.device))
-        loaded = load_model(directory, dtype=settings.dtype, device=settings.device, layers=settings.layers)
-        loaded = checked(loaded)
+        loaded = load_checked(directory, settings.dtype, settings.device, settings.layers)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
         if settings.end_tokens:
             prompt = replace(prompt, only_ends=_end_tokens(prompt, settings.end_tokens))
@@ -329,6 +329,21 @@ def load(config: Config) -> Loaded:
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt
+
+
+def load_checked(
+    directory: Path, dtype: str = "auto", device: str = "auto", layers: Layers = "auto"
+) -> LoadedModel:
+    """The model in a directory, its canary passed. Raises ModelError."""
+    if resolve_device(device) == "cpu" and (known := recall(directory, dtype, layers)) is not None:
+        return known
+    # imported here: transformers' modelling code takes longer than all else of a start with a small model
+    from engine.model.loading import load_model
+
+    loaded = checked(load_model(directory, dtype=dtype, device=device, layers=layers))
+    remember(loaded, directory, dtype, layers)
+    loaded.release_plain()
+    return loaded
 
 
 def _end_tokens(prompt: PromptFormat, texts: Sequence[str]) -> frozenset[int]:
@@ -357,7 +372,6 @@ def checked(loaded: LoadedModel) -> LoadedModel:
             log.warning("%s failed their canary, %s take over: %s", *names, error)
             loaded = slower
         else:
-            loaded.release_plain()
             return loaded
 
 

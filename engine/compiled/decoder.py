@@ -7,15 +7,14 @@ own code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
@@ -38,6 +37,9 @@ _STRANGE = (PASS.names or ()).index("strange")
 
 Pools = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, [kv_heads, slots, dim]."""
+Rotary: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines [1, positions, dim] of positions [1, positions], in the type of its first argument, as of
+transformers' rotary modules."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class CompiledDecoder:
     """A whole model; ``head``: its last norm and logits, as a layer's queries."""
 
     embedding: torch.Tensor
-    rotary: nn.Module
+    rotary: Rotary
     layers: tuple[Layer, ...]
     head: Layer
     vocabulary: int
@@ -119,7 +121,7 @@ class Angles:
     Those of all positions so far are kept, unless they depend on the longest one.
     """
 
-    def __init__(self, rotary: nn.Module) -> None:
+    def __init__(self, rotary: Rotary) -> None:
         self._rotary = rotary
         kind = str(getattr(rotary, "rope_type", "default"))
         self._kept = "dynamic" not in kind and kind != "longrope"

@@ -1,6 +1,7 @@
-"""Packs the weights of transformers' plain decoders for compiled layers."""
+"""Packs the weights of plain decoders for compiled layers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from engine.compiled.decoder import CompiledDecoder, Layer, padded
+from engine.compiled.decoder import CompiledDecoder, Layer, Rotary, padded
 from engine.compiled.layers import LAYER
 from engine.compiled.packed_products import FLOATS, HALF, PAIRS, PANEL
 from engine.cpu.emit import host_has
@@ -17,9 +18,28 @@ from engine.model.plain import is_plain, linears
 
 Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]
+Tensors = Mapping[str, torch.Tensor]
+"""Of a plain decoder, by their names in transformers and in its checkpoints."""
 
 _KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS}
 """By what packed weights are seen as."""
+
+
+@dataclass(frozen=True)
+class PlainShape:
+    """What the tensors of a plain decoder do not say. ``scale``: of scores; ``epsilon``: of its norms."""
+
+    layers: int
+    dim: int
+    scale: float
+    epsilon: float
+
+    @classmethod
+    def of(cls, model: Any) -> "PlainShape":
+        """Of a transformers model."""
+        layers, attention = model.model.layers, model.model.layers[0].self_attn
+        epsilon = float(model.model.norm.variance_epsilon)
+        return cls(len(layers), int(attention.head_dim), float(attention.scaling), epsilon)
 
 
 def serves(model: Any) -> bool:
@@ -30,28 +50,37 @@ def serves(model: Any) -> bool:
 def decoder_of(model: Any, pairs: bool = True) -> CompiledDecoder | None:
     """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
 
-    ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
-    else they are read as float32, half as fast for many rows. The head always reads them so.
+    ``pairs``: as of `packed`.
     """
     if not serves(model):
         return None
-    inner = model.model
-    epsilon = float(inner.norm.variance_epsilon)
-    width = inner.embed_tokens.weight.shape[1]
-    paired = pairs and model.dtype == torch.bfloat16 and host_has(PAIRED)
+    return packed(model.state_dict(), PlainShape.of(model), model.model.rotary_emb, pairs=pairs)
+
+
+def packed(tensors: Tensors, shape: PlainShape, rotary: Rotary, *, pairs: bool = True) -> CompiledDecoder:
+    """The compiled form of a plain decoder.
+
+    ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
+    else they are read as float32, half as fast for many rows. The head always reads them so.
+    """
+    embedding, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    paired = pairs and embedding.dtype == torch.bfloat16 and host_has(PAIRED)
     return CompiledDecoder(
-        embedding=inner.embed_tokens.weight,
-        rotary=inner.rotary_emb,
-        layers=tuple(_layer(each, width, epsilon, _pairs if paired else _panels) for each in inner.layers),
+        embedding=embedding,
+        rotary=rotary,
+        layers=tuple(
+            _layer(tensors, f"model.layers.{number}", shape, _pairs if paired else _panels)
+            for number in range(shape.layers)
+        ),
         head=_made(
             {
-                "norm": _padded_floats(inner.norm.weight),
-                "queries": _panels(model.lm_head.weight),
-                "bias": _bias([model.lm_head]),
+                "norm": _padded_floats(tensors["model.norm.weight"]),
+                "queries": _panels(head),
+                "bias": _bias(tensors, ["lm_head"]),
             },
-            {"inputs": width, "epsilon": epsilon},
+            {"inputs": embedding.shape[1], "epsilon": shape.epsilon},
         ),
-        vocabulary=model.lm_head.weight.shape[0],
+        vocabulary=head.shape[0],
     )
 
 
@@ -65,34 +94,36 @@ def release_plain(model: Any) -> int:
     return freed
 
 
-def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tensor], Weights]) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    joined = (attention.q_proj, attention.k_proj, attention.v_proj)
-    gates, gates_bias = _interleaved(mlp.gate_proj, mlp.up_proj)
+def _layer(
+    tensors: Tensors, layer: str, shape: PlainShape, panels: Callable[[torch.Tensor], Weights]
+) -> Layer:
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    queries, keys, _ = joined = [f"{attention}.{name}_proj" for name in "qkv"]
+    gates, gates_bias = _interleaved(tensors, f"{mlp}.gate_proj", f"{mlp}.up_proj")
     arrays = {
-        "norm": _padded_floats(layer.input_layernorm.weight),
-        "queries": panels(torch.cat([each.weight for each in joined])),
-        "bias": _bias(joined),
-        "out": panels(attention.o_proj.weight),
-        "second_norm": _padded_floats(layer.post_attention_layernorm.weight),
+        "norm": _padded_floats(tensors[f"{layer}.input_layernorm.weight"]),
+        "queries": panels(torch.cat([tensors[f"{each}.weight"] for each in joined])),
+        "bias": _bias(tensors, joined),
+        "out": panels(tensors[f"{attention}.o_proj.weight"]),
+        "second_norm": _padded_floats(tensors[f"{layer}.post_attention_layernorm.weight"]),
         "gates": panels(gates),
         "gates_bias": gates_bias,
-        "down": panels(mlp.down_proj.weight),
+        "down": panels(tensors[f"{mlp}.down_proj.weight"]),
     }
     for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-        if hasattr(attention, norm):
-            arrays[name] = getattr(attention, norm).weight.detach().float().numpy()
-    inner = mlp.gate_proj.weight.shape[0]
+        if (weight := tensors.get(f"{attention}.{norm}.weight")) is not None:
+            arrays[name] = weight.detach().float().numpy()
+    inner, width = tensors[f"{mlp}.gate_proj.weight"].shape
     numbers = {
         "inputs": width,
-        "heads": attention.q_proj.weight.shape[0] // attention.head_dim,
-        "kv_heads": attention.k_proj.weight.shape[0] // attention.head_dim,
-        "dim": attention.head_dim,
+        "heads": len(tensors[f"{queries}.weight"]) // shape.dim,
+        "kv_heads": len(tensors[f"{keys}.weight"]) // shape.dim,
+        "dim": shape.dim,
         "inner": inner,
         "mixed_width": padded(inner),
-        "epsilon": epsilon,
+        "epsilon": shape.epsilon,
     }
-    return _made(arrays, numbers, float(attention.scaling))
+    return _made(arrays, numbers, shape.scale)
 
 
 def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float = 1.0) -> Layer:
@@ -150,25 +181,24 @@ def _pairs(weight: torch.Tensor) -> Weights:
     return seen
 
 
-def _bias(linears: Sequence[Any]) -> Floats:
+def _bias(tensors: Tensors, linears: Sequence[str]) -> Floats:
     """The joint bias, padded; zeros where there is none."""
-    parts = [
-        torch.zeros(each.weight.shape[0]) if each.bias is None else each.bias.detach().float()
-        for each in linears
-    ]
-    return _padded_floats(torch.cat(parts))
+    return _padded_floats(torch.cat([_bias_of(tensors, each) for each in linears]))
 
 
-def _interleaved(gate: Any, up: Any) -> tuple[torch.Tensor, Floats]:
+def _bias_of(tensors: Tensors, linear: str) -> torch.Tensor:
+    bias = tensors.get(f"{linear}.bias")
+    return torch.zeros(len(tensors[f"{linear}.weight"])) if bias is None else bias.detach().float()
+
+
+def _interleaved(tensors: Tensors, gate: str, up: str) -> tuple[torch.Tensor, Floats]:
     """Half panels of gate and up in turn, weights [outputs, inputs] and biases."""
     half = PANEL // 2
-    inner = gate.weight.shape[0]
-    pad = -inner % half
+    pad = -len(tensors[f"{gate}.weight"]) % half
 
     def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (a, b)]
         return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)
 
-    weights = mixed(gate.weight.detach(), up.weight.detach())
-    biases = [torch.zeros(inner) if each.bias is None else each.bias.detach().float() for each in (gate, up)]
-    return weights, mixed(*biases).numpy()
+    weights = mixed(*(tensors[f"{each}.weight"].detach() for each in (gate, up)))
+    return weights, mixed(*(_bias_of(tensors, each) for each in (gate, up))).numpy()

@@ -1,5 +1,6 @@
 """What a comparison of compiled layers with transformers' found."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -50,11 +51,15 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """A verdict that decided how layers run, and where it is kept. ``remembered``: from an earlier start."""
+    """A verdict that decided how layers run, and where it is kept. ``remembered``: from an earlier start.
+
+    ``question``: what it is about.
+    """
 
     verdict: Verdict
     remembered: bool
     path: Path
+    question: Mapping[str, str]
 
     def __str__(self) -> str:
         """As in the log and in `foretick check`."""

@@ -13,7 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AttentionInterface
 
 from engine.attention.base import Attention
 from engine.attention.metadata import AttentionMetadata
@@ -162,6 +161,10 @@ def capture_obstacle(model: Any, attention: str) -> str | None:
     Fake tensors have shapes but no values. Code that reads a device value on the host (an expert routing
     table, rotary tables that follow the longest position) raises with them, as it would break a capture.
     """
+    # imported here: passes are captured of models that this code runs, and it takes seconds to import
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_TRACE, _no_attention)
     model.set_attn_implementation(_TRACE)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), as_written(model.device):
@@ -180,9 +183,6 @@ def _no_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
-
-
-AttentionInterface.register(_TRACE, _no_attention)
 
 
 def runner_for(

@@ -25,24 +25,24 @@ _READ = 3
 _FULL, _HALF = 2e-3, 1e-1
 _REROTATION = 1e-2
 """Allowed difference of two frames in half precision, in addition to twice that of one frame."""
+KEPT = 64
+"""Columns of the dense logits that are kept for another start."""
 _EXPERT_FLIPS = 0.2
 """Share of tokens that may differ in half precision: rounding may route a token to another expert."""
 
 
-def check(loaded: LoadedModel) -> float:
+def check(loaded: LoadedModel, kept: torch.Tensor | None = None) -> float:
     """The difference from the dense logits relative to their size (root mean square).
+
+    ``kept``: those that `to_keep` returned, where the model's dense forward is not at hand.
 
     It is that of the worst token; in half precision, of the worst token after a fifth of them is left out.
     There the difference in one frame is the model's own rounding, and that in two frames is compared with it.
     Raises ModelError when the difference is too large.
     """
-    kind = loaded.model.config.model_type
-    total = _FROZEN + _RECORD * _RECORDS + _ANSWER
-    generator = torch.Generator().manual_seed(7)
-    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
-    tokens = torch.randint(3, vocabulary, (total,), generator=generator).tolist()
+    kind, tokens = loaded.sizes.kind, _tokens(loaded)
     try:
-        expected = dense_logits(loaded, tokens)[_FROZEN:]
+        expected = dense_logits(loaded, tokens)[_FROZEN:] if kept is None else kept
         plain, framed = (
             _difference(*_over_regions(loaded, tokens, frames), expected, loaded.dtype) for frames in (1, 2)
         )
@@ -58,7 +58,26 @@ def check(loaded: LoadedModel) -> float:
     return framed
 
 
+def to_keep(loaded: LoadedModel) -> torch.Tensor:
+    """Some columns of the dense logits that `check` compares with, fp32 [tokens, columns]."""
+    expected = dense_logits(loaded, _tokens(loaded))[_FROZEN:]
+    return expected[:, _columns(expected.shape[1], KEPT)]
+
+
+def _columns(vocabulary: int, count: int) -> torch.Tensor:
+    return torch.linspace(0, vocabulary - 1, count).long()
+
+
+def _tokens(loaded: LoadedModel) -> list[int]:
+    total = _FROZEN + _RECORD * _RECORDS + _ANSWER
+    generator = torch.Generator().manual_seed(7)
+    tokens: list[int] = torch.randint(3, loaded.sizes.vocabulary, (total,), generator=generator).tolist()
+    return tokens
+
+
 def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, dtype: torch.dtype) -> float:
+    if actual.shape[1] > expected.shape[1]:
+        actual = actual[:, _columns(actual.shape[1], expected.shape[1])]
     expected = expected[where]
     rows = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
     return float(rows.max() if dtype == torch.float32 else rows.quantile(1 - _EXPERT_FLIPS))

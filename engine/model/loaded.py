@@ -1,7 +1,7 @@
 """A loaded model whose attention runs over regions, and its forward pass.
 
 transformers' modelling code runs unmodified; its `AttentionInterface` passes every layer's queries, keys and
-values to `region_attention`.
+values to `region_attention` (`engine.model.loading`). Compiled layers need none of that code.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from engine.attention.base import Attention, LayerCall
 from engine.attention.last_layer import LastLayer, NothingRead, Written
@@ -28,6 +26,11 @@ from engine.model.architectures import ModelError
 from regions.kv_tensors import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
+Layers = Literal["auto", "compiled", "onednn", "torch"]
+"""How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
+layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
+``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse what lies between matrix products: by kernels of
+ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,6 @@ def region_attention(
     return output.transpose(0, 1).contiguous()[None], None
 
 
-# opaque to torch.compile, which only a GPU uses: wrapping it imports the compiler, which takes a second
-AttentionInterface.register(
-    ATTENTION,
-    torch.compiler.disable(region_attention) if torch.cuda.is_available() else region_attention,  # type: ignore[no-untyped-call]  # untyped
-)
-
-
 def wanted_of_last() -> LastLayer | None:
     """Return the rows read of the last layer in the pass of this thread; None outside of one."""
     context = _current.get()
@@ -123,17 +119,38 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
+class ModelSizes:
+    """``kind``: transformers' `model_type`. ``vocabulary``: tokens. ``width``: of the widest sum."""
+
+    kind: str
+    vocabulary: int
+    width: int
+    layers: int
+
+    @classmethod
+    def of(cls, config: Any) -> ModelSizes:
+        """Of a transformers configuration."""
+        text = config.get_text_config()
+        width = max(text.hidden_size, text.intermediate_size)
+        return cls(config.model_type, int(text.vocab_size), width, int(text.num_hidden_layers))
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run over regions.
 
-    ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
-    rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
-    last layer. ``described``: what the model says of itself, `foretick` in its config.json.
-    ``linears``: how its linear layers run.
+    ``model``: transformers'; None: its weights are in ``decoder`` alone, which then never changes.
+    ``device``, ``dtype``: of the weights, and of KV. ``layers``, ``rotations``: KV shape and query rotation
+    of each layer; under tensor parallelism, of this rank. ``max_positions``: local positions stay below it.
+    ``trims``: a pass may read only some rows of the last layer. ``described``: what the model says of itself,
+    `foretick` in its config.json. ``linears``: how its linear layers run.
     """
 
     model: Any
     tokenizer: Any
+    sizes: ModelSizes
+    device: torch.device
+    dtype: torch.dtype
     layers: tuple[LayerShape, ...]
     rotations: tuple[FrameRotation, ...]
     name: str
@@ -159,26 +176,17 @@ class LoadedModel:
 
     def more_exact(self) -> LoadedModel | None:
         """The same model with the next slower way to run its layers; None if there is none."""
-        if self.decoder is None:
+        if self.decoder is None or self.model is None:
             return None
         halves = isinstance(self.decoder, CompiledDecoder) and self.decoder.pairs
         return replace(self, decoder=decoder_of(self.model, pairs=False) if halves else None)
 
     def release_plain(self) -> None:
         """Free the weights that only transformers' code reads, if it no longer runs. Call it last."""
-        if isinstance(self.decoder, CompiledDecoder):  # a `FusedDecoder` shares them
+        if self.model is not None and isinstance(
+            self.decoder, CompiledDecoder
+        ):  # a `FusedDecoder` shares them
             release_plain(self.model)
-
-    @cached_property  # transformers looks at all parameters each time
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return torch.device(self.model.device)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights and of KV."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     @torch.inference_mode()
     def forward(

@@ -9,11 +9,11 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -22,13 +22,21 @@ from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.packing import decoder_of, serves
 from engine.compiled.pass_selftest import compare, question_of
 from engine.compiled.verdict import LayerChoice, Verdict
-from engine.device import out_of_memory
+from engine.device import out_of_memory, resolve_device
 from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.chat_format import turn_ends
 from engine.model.fusion import fuse, fuses
-from engine.model.loaded import ATTENTION, Decoder, LoadedModel, wanted_of_last
+from engine.model.loaded import (
+    ATTENTION,
+    Decoder,
+    Layers,
+    LoadedModel,
+    ModelSizes,
+    region_attention,
+    wanted_of_last,
+)
 from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
 from engine.model.revision import revision_of
@@ -38,11 +46,6 @@ log = logging.getLogger(__name__)
 
 MEMORY = Memory()
 """Of comparisons of compiled layers with transformers'."""
-Layers = Literal["auto", "compiled", "onednn", "torch"]
-"""How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
-layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
-``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse what lies between matrix products: by kernels of
-ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 DRAWING = (
     *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "num_beams"),
@@ -50,6 +53,11 @@ DRAWING = (
 )
 """Members of a generation_config.json that decide which tokens are drawn."""
 disable_progress_bar()
+# opaque to torch.compile, which only a GPU uses: wrapping it imports the compiler, which takes a second
+AttentionInterface.register(
+    ATTENTION,
+    torch.compiler.disable(region_attention) if torch.cuda.is_available() else region_attention,  # type: ignore[no-untyped-call]  # untyped
+)
 
 
 def load_model(
@@ -112,6 +120,9 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
     plain = LoadedModel(
         model,
         tokenizer,
+        ModelSizes.of(model.config),
+        torch.device(model.device),
+        model.dtype,
         probed.layers,
         probed.rotations,
         name,
@@ -166,7 +177,8 @@ def _chosen(plain: LoadedModel, memory: Memory) -> tuple[CompiledDecoder | None,
         assert decoder is not None
         verdict = compare(plain, decoder)
         memory.remember(question, verdict)
-    return decoder if verdict.compiled else None, LayerChoice(verdict, remembered, memory.path(question))
+    choice = LayerChoice(verdict, remembered, memory.path(question), question)
+    return decoder if verdict.compiled else None, choice
 
 
 def end_ids_of(model: Any) -> frozenset[int]:
@@ -192,12 +204,3 @@ def generation_of(model: Any) -> dict[str, Any]:
         return {}
     said = {name: getattr(found, name, None) for name in DRAWING}
     return {name: value for name, value in said.items() if value is not None}
-
-
-def resolve_device(device: str) -> str:
-    """Resolve ``auto`` to the GPU if there is one. Raises ModelError for CUDA without a GPU."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError("device is cuda, but no GPU is visible")
-    return device

@@ -124,7 +124,7 @@ def _outline(config: Config) -> Outline:
 
 def device_memory(config: Config) -> int:
     """Bytes of the configured device: of the GPU, or of this machine. Raises SettingError without a GPU."""
-    from engine.model.loading import resolve_device
+    from engine.device import resolve_device
 
     try:
         device = resolve_device(config.model.device)

@@ -126,7 +126,7 @@ class _Rounds:
                 found.paused.append((seconds, self.batch(spans)))
 
     def tokens(self, n: int) -> list[int]:
-        high = int(self.engine.model.model.config.vocab_size)
+        high = self.engine.model.sizes.vocabulary
         return torch.randint(3, high, (n,), generator=self.random).tolist()
 
     def prefill(self, n: int) -> tuple[Fork, float]:

@@ -12,8 +12,8 @@ import torch
 from engine.device import guarded
 from engine.engine import Engine
 from engine.model.canary import check
-from engine.model.loaded import LoadedModel
-from engine.model.loading import Layers, prepare
+from engine.model.loaded import Layers, LoadedModel
+from engine.model.loading import prepare
 from engine.sampling import by_torch, gumbel
 from engine.seeding import Sampling
 from engine.step import Chunk, OutOfMemory

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +16,6 @@ from daemon.config.schema import UNTRAINED, Config, ModelConfig, PoolConfig, Ses
 from daemon.engine import build as building
 from daemon.engine.build import build
 from daemon.engine.memory_budget import SHARE, check_memory, shown
-from engine.model.loaded import LoadedModel
 from feeds.connector import SettingError
 from regions.kv_tensors import KVPool, LayerShape
 from tests.engine.oracle import tiny
@@ -73,13 +73,8 @@ def test_the_host_tier_shares_the_memory_of_a_pool_on_a_cpu() -> None:
     assert refused.value.key == "pool.host_blocks"
 
 
-class OnGpu(LoadedModel):
-    device = torch.device("cuda", 0)  # type: ignore[assignment]  # a property of the class
-
-
 def test_a_gpu_has_memory_of_its_own() -> None:
-    names = MODEL.__dataclass_fields__
-    model = OnGpu(**{name: getattr(MODEL, name) for name in names})
+    model = replace(MODEL, device=torch.device("cuda", 0))
     settings, free = PoolConfig(blocks=100, host_blocks=100), int(101 * EACH / SHARE)
     check_memory(settings, 100, model, of({"cuda": free, "cpu": free}))
     for device, key, where in (

@@ -94,7 +94,8 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(
     x = torch.randn(7, depth, generator=generator)
     x[3] *= 100  # far out on both sides of SiLU
     x = inputs_of(x, packing)
-    joined, bias = _interleaved(gate, up)
+    tensors = torch.nn.ModuleDict({"gate": gate, "up": up}).state_dict()
+    joined, bias = _interleaved(tensors, "gate", "up")
     weights = packing(joined)
     out = np.empty((7, weights.shape[0] * PANEL // 2), np.uint16 if packing is _pairs else np.float32)
     multiplied(x, depth, weights, bias, 0, out, True)

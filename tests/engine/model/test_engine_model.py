@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.device import resolve_device
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer, embedded_directory
-from engine.model.loading import load_model, resolve_device
+from engine.model.loading import load_model
 from tests.kit import tolerance
 
 
