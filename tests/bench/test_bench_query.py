@@ -1,7 +1,11 @@
 """Clients over HTTP and ZeroMQ, measured small."""
 
-from bench.query import cached, events
+from prometheus_client import generate_latest
+
+from bench.query import cached, events, scrape
 from bench.run import SuiteRun
+from metrics.export import exposition
+from metrics.store import MetricStore
 
 
 def test_every_client_gets_every_event() -> None:
@@ -20,3 +24,12 @@ def test_cached_answers_are_beside_bare_servers_of_the_same_loop() -> None:
         for condition in ("engine idle", "other sessions flooded")
     }
     assert all(figure.ratio for figure in trips)
+
+
+def test_a_scrape_is_beside_the_same_series() -> None:
+    figures = {figure.name: figure for figure in scrape.measure(SuiteRun(quick=True))}
+    assert figures["scrape P50"].ratio
+    store = MetricStore.local({"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]})
+    ours, other = scrape.series(exposition(store)), scrape.series(generate_latest(scrape.registry_of(store)))
+    alike = [sorted(line for line in each if b"_bucket{" not in line) for each in (ours, other)]
+    assert alike[0] == alike[1]
