@@ -22,6 +22,7 @@ from bench.stream.serving import all_live, config, serving, session_of, until
 from daemon.api.messages import Ask, AskReply, Reply
 from daemon.config import schema
 from daemon.gateway.engine_manager import RESTART_AFTER_S
+from daemon.gateway.engine_processes import EngineProcesses
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.durations import Duration
 
@@ -105,7 +106,8 @@ async def _measure(
             )
             # every kill as the first one: engines that live for less than a minute wait longer
             pauses = RESTART_AFTER_S[:1]
-            async with serving(settings, spare_after_s=0.0, restart_after_s=pauses) as gateway:
+            processes = EngineProcesses(settings, None, after_s=0.0)
+            async with serving(settings, processes=processes, restart_after_s=pauses) as gateway:
                 assert gateway.query is not None  # configured by `bench.stream.serving`
                 found = list[Took]()
                 try:

@@ -1,5 +1,7 @@
 """`foretick run`: a daemon in this process, until a signal ends it."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import resource
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import uvloop
@@ -26,11 +29,15 @@ from daemon.collector import freeze_startup
 from daemon.config.checks import exposure_warnings
 from daemon.config.load import load_config
 from daemon.config.schema import Config
-from daemon.gateway.wiring import make_gateway
+from daemon.cores import cores_of, usable
+from daemon.gateway.engine_processes import EngineProcesses
 from daemon.logs import set_up_logging
 from feeds.backoff import until
 from feeds.connector import SettingError
 from support import numba_kernel
+
+if TYPE_CHECKING:
+    from daemon.gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +78,7 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
             await gateway.reload(read_again)
 
     with stopping_on_signals(stop), calling_on_hangup(reload):
-        gateway = make_gateway(config)
+        gateway = await _made(config)
         status = 0
         try:
             # a signal during start-up cancels it
@@ -86,3 +93,18 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
             status = EXIT_FAILED
         clean = await gateway.stop()
         return status or (0 if clean else EXIT_FAILED)
+
+
+async def _made(config: Config) -> Gateway:
+    """The gateway; meanwhile an engine in a process of its own loads. Raises SettingError."""
+    processes = EngineProcesses(config, cores_of(config, usable()))
+    if config.process.mode == "two":
+        await processes.load()
+    try:
+        # imported here: an engine begins to load before, which takes longest
+        from daemon.gateway.wiring import make_gateway
+
+        return make_gateway(config, processes=processes)
+    except BaseException:
+        processes.abandon()
+        raise

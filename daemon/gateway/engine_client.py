@@ -132,7 +132,7 @@ class ProcessEngine:
         while True:
             event = protocol.decode_event(await self._events.recv())
             if isinstance(event, protocol.EngineReady):
-                self._processes.prepare(self._spec.wake_fd)
+                self._processes.prepare()
             on_event(event)
 
     async def _watch(self, process: RunningEngine, on_gone: OnGone) -> None:

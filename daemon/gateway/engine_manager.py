@@ -80,7 +80,10 @@ class Liveness:
 
 
 class EngineManager:
-    """One engine at a time. ``close`` is called at the end, when no engine follows."""
+    """One engine at a time. ``close`` is called at the end, when no engine follows.
+
+    ``wake_fd``: an eventfd by which the ring wakes it, which is closed at the end; by default a new one.
+    """
 
     def __init__(
         self,
@@ -91,12 +94,13 @@ class EngineManager:
         *,
         steady_s: float = STEADY_S,
         max_loading_s: float = 600.0,
+        wake_fd: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capacity, self._overflow, self._close = capacity, overflow, close
         self._restart_after_s, self._steady_s, self._clock = restart_after_s, steady_s, clock
         self.liveness = Liveness(clock, max_loading_s)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if wake_fd is None else wake_fd
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()
         self._restarts = 0

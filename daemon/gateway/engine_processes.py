@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 import msgspec
 
 from daemon.config.schema import Config
+from daemon.cores import Cores
 from daemon.engine.spec import Ended, EngineSpec, Report, Serving, Spare
 from daemon.supervision import Tasks
 
@@ -128,6 +128,11 @@ class _Loaded:
             return False
         return True
 
+    def kill(self) -> None:
+        """End it by force."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
     async def close(self) -> None:
         """Let it end, or end it by force."""
         assert self.process.stdin is not None  # asked for
@@ -160,27 +165,40 @@ class _Loaded:
 class EngineProcesses:
     """Runs ``command`` as the engine. A spare waits, with the model loaded, where the engine reports so.
 
-    ``config``: what the model is loaded by. ``cpus``: those of all engines.
+    ``config``: what the model is loaded by. ``cores``: of the engines. ``wake_fd``: an eventfd, by which
+    rings wake them.
     """
 
     def __init__(
         self,
         config: Config,
-        cpus: frozenset[int],
+        cores: Cores | None,
         *,
         command: Sequence[str] = ENGINE,
         after_s: float = SPARE_AFTER_S,
     ) -> None:
-        self._config, self.cpus, self._command = config, cpus, command
+        self._config, self._command = config, command
+        self.cpus: frozenset[int] = frozenset() if cores is None else cores.engine
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._tasks = Tasks()  # without a spare the daemon still runs
         self._after_s = after_s
         self._loaded: _Loaded | None = None
         """Where the next engine comes from."""
+        self._started = False
 
     @property
     def has_spare(self) -> bool:
         """Whether an engine waits for the present one's end."""
         return self._loaded is not None and self._loaded.waits
+
+    async def load(self) -> None:
+        """Begin to load what the first engine needs, while the gateway is still being made."""
+        self._loaded = await self._load()
+
+    def abandon(self) -> None:
+        """End by force what loads: there will be no engine."""
+        if self._loaded is not None:
+            self._loaded.kill()
 
     async def start(self, spec: EngineSpec) -> RunningEngine:
         """An engine of this spec: of the spare, if it waits, or of a new process."""
@@ -188,15 +206,18 @@ class EngineProcesses:
         if self._loaded is not None and self._loaded.waits:
             engine = await self._loaded.serve(spec)
             if not engine.has_ended:
-                log.info("the spare engine takes over, process %d", self._loaded.process.pid)
+                if self._started:
+                    log.info("the spare engine takes over, process %d", self._loaded.process.pid)
+                self._started = True
                 return engine
-        self._loaded = await self._load(spec.wake_fd)
+        self._started = True
+        self._loaded = await self._load()
         return await self._loaded.serve(spec)
 
-    def prepare(self, wake_fd: int) -> None:
+    def prepare(self) -> None:
         """An engine runs: have a spare from some seconds on, where it says so."""
         if SPARE not in self._tasks.names():
-            self._tasks.start(SPARE, partial(self._prepare, wake_fd), returns=True)
+            self._tasks.start(SPARE, self._prepare, returns=True)
 
     async def close(self) -> None:
         """End the spare."""
@@ -205,7 +226,7 @@ class EngineProcesses:
         if loaded is not None:
             await loaded.close()
 
-    async def _prepare(self, wake_fd: int) -> None:
+    async def _prepare(self) -> None:
         loaded = self._loaded
         if loaded is None or loaded.engine is None:
             return
@@ -215,14 +236,14 @@ class EngineProcesses:
         log.info("%s", report.why)
         if report.spare and report.pid == loaded.process.pid:
             await asyncio.sleep(self._after_s)
-            self._loaded = await self._load(wake_fd)
+            self._loaded = await self._load()
 
-    async def _load(self, wake_fd: int) -> _Loaded:
+    async def _load(self) -> _Loaded:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=(wake_fd,),
+            pass_fds=(self.wake_fd,),
         )
         loaded = _Loaded(process)
         await loaded.tell(Spare(self._config, self.cpus))

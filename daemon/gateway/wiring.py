@@ -35,7 +35,7 @@ from daemon.gateway.connectors import make_routes, make_sources
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from daemon.gateway.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManager
-from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
+from daemon.gateway.engine_processes import EngineProcesses
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_generator import GroupGenerator
@@ -151,24 +151,18 @@ def make_gateway(
     connect: Connect | None = None,
     executor: WrapEngine | None = None,
     watch: WatchBars = lambda session, bars: None,
-    engine_command: Sequence[str] = ENGINE,
+    processes: EngineProcesses | None = None,
     commit_every_s: float = COMMIT_EVERY_S,
     restart_after_s: Sequence[float] = RESTART_AFTER_S,
-    spare_after_s: float = SPARE_AFTER_S,
     serves: bool = True,
 ) -> Gateway:
     """A daemon of this configuration, on the running event loop; not started.
 
-    ``source`` (one or several), ``routes``, ``connect``, ``executor`` and ``engine_command`` replace what is
+    ``source`` (one or several), ``routes``, ``connect``, ``executor`` and ``processes`` replace what is
     configured. ``watch`` sees an inproc engine's bars; ``serves``: ports are bound. Raises SettingError.
     """
     cores = cores_of(config, usable())
-    processes = EngineProcesses(
-        config,
-        frozenset() if cores is None else cores.engine,
-        command=engine_command,
-        after_s=spare_after_s,
-    )
+    processes = processes or EngineProcesses(config, cores)
     base = _base(config, source, routes, processes, restart_after_s)
     data = _data_way(base, commit_every_s)
     requests = _request_way(base, data)
@@ -229,6 +223,7 @@ def _base(
         restart_after_s,
         close=processes.close,
         max_loading_s=config.process.max_loading / 1e9,
+        wake_fd=processes.wake_fd,
     )
     exporter = _exporter(config.traces, store)
     return _Base(

@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 from daemon.config.schema import ProcessConfig
+from daemon.gateway.engine_processes import EngineProcesses
 from daemon.gateway.notify import Notifier
 from daemon.supervision import TaskEnded
 from daemon.tenants import LOCAL, Client
@@ -42,7 +43,8 @@ def supervised(mode: Literal["inproc", "two"]) -> AbstractAsyncContextManager[Ru
     """In mode "two" the engine process has no model and does nothing."""
     environment = {"NOTIFY_SOCKET": "@foretick-nobody", "WATCHDOG_USEC": "1000000"}
     config = inproc_config(process=ProcessConfig(mode=mode, drain=Duration(SECOND)))
-    return running(config, notifier=Notifier(environment), engine_command=ENGINE)
+    processes = EngineProcesses(config, None, command=ENGINE)
+    return running(config, notifier=Notifier(environment), processes=processes)
 
 
 def kill_task(name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.schema import Config
+from daemon.cores import Cores
 from daemon.engine.spec import EngineSpec
 from daemon.gateway.engine_processes import SPARE, EngineProcesses, RunningEngine
 from tests.kit import until
@@ -47,11 +48,11 @@ class Rig:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.told = folder / "told"
-        self.wake_fd = os.eventfd(0)
         command = (sys.executable, "-c", CODE, str(self.told), kind)
-        cpus = frozenset({0})
-        self.processes = EngineProcesses(Config(), cpus, command=command, after_s=0.0)
-        self.spec = EngineSpec(Config(), "ring", self.wake_fd, [], "", "", {}, {}, cpus=cpus)
+        cores = Cores(frozenset({1}), frozenset({0}))
+        self.processes = EngineProcesses(Config(), cores, command=command, after_s=0.0)
+        self.wake_fd = self.processes.wake_fd
+        self.spec = EngineSpec(Config(), "ring", self.wake_fd, [], "", "", {}, {}, cpus=cores.engine)
         self.started: list[RunningEngine] = []
 
     async def start(self) -> RunningEngine:
@@ -59,9 +60,13 @@ class Rig:
         engine = await self.processes.start(self.spec)
         self.started.append(engine)
         assert await engine.serving is not None
-        self.processes.prepare(self.wake_fd)
-        self.processes.prepare(self.wake_fd)  # there is never more than one
+        self.processes.prepare()
+        self.processes.prepare()  # there is never more than one
         return engine
+
+    def loaded_pid(self) -> int:
+        assert self.processes._loaded is not None
+        return self.processes._loaded.process.pid
 
     async def on_event(self, *messages: str) -> None:
         await until(lambda: self.told.exists() and self.told.read_text().split() == list(messages))
@@ -151,10 +156,30 @@ async def test_the_spare_ends_with_the_daemon(rig: Rig, loaded: int) -> None:
 
 async def test_one_that_cannot_read_its_orders_has_ended(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import sys; sys.exit(5)")
-    processes, wake_fd = EngineProcesses(Config(), frozenset(), command=command), os.eventfd(0)
-    engine = await processes.start(EngineSpec(Config(), "ring", wake_fd, [], "", "", {}, {}))
+    processes = EngineProcesses(Config(), None, command=command)
+    engine = await processes.start(EngineSpec(Config(), "ring", processes.wake_fd, [], "", "", {}, {}))
     async with asyncio.timeout(60):
         assert await engine.wait() in (0, 5)
         assert await engine.serving is None
     await processes.close()
-    os.close(wake_fd)
+    os.close(processes.wake_fd)
+
+
+@forking
+async def test_what_loads_before_there_is_anything_to_serve_is_the_first_engine(rig: Rig) -> None:
+    await rig.processes.load()
+    await rig.on_event("Spare")
+    first = await rig.start()
+    await rig.on_event("Spare", "EngineSpec")
+    assert first.pid != rig.loaded_pid()
+    assert rig.processes.has_spare
+
+
+@forking
+async def test_what_loads_ends_where_there_will_be_nothing_to_serve(rig: Rig) -> None:
+    await rig.processes.load()
+    await rig.on_event("Spare")
+    rig.processes.abandon()
+    loaded = rig.processes._loaded
+    assert loaded is not None
+    assert await loaded.process.wait() == -signal.SIGKILL
