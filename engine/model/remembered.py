@@ -147,6 +147,8 @@ def recall(path: Path, dtype: str, layers: Layers, memory: Memory = MEMORY) -> L
     except (OSError, KeyError, ValueError, ImportError, SafetensorError, ModelError) as error:
         log.warning("%s is loaded as if for the first time: %s", path, error)
         return None
+    if choice is not None:
+        log.info("layers: %s", choice)
     return loaded
 
 
