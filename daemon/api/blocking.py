@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Coroutine
+from functools import partial
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
-from daemon.api.messages import QueryError, Subscribe
-from daemon.api.socket_calls import Received, Sent
-from daemon.api.subscriptions import AsyncEventStream, EventStream, Told
+from daemon.api.messages import QueryError, Received, Sent, Subscribe
+from daemon.api.subscriptions import AsyncEventStream, Told
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="foretick-client", daemon=True)
+        self._thread = Thread(target=self._run, name="foretick-client", daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -52,10 +52,13 @@ class LoopThread:
             begun.cancel()
 
     def close(self) -> None:
-        """End the loop, and wait for it."""
+        """Cancel what runs, end the loop, and wait for it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
 
 class BlockingCalls:
@@ -68,9 +71,9 @@ class BlockingCalls:
         """The reply, errors included. Raises QueryError where there is none."""
         return self._thread.run(self._calls.exchange(request))
 
-    def subscribe(self, chosen: Subscribe) -> BlockingStream:
+    def subscribe(self, chosen: Subscribe) -> EventStream:
         """A subscription, which has begun. Raises QueryError."""
-        return BlockingStream(lambda: self._calls.subscribe(chosen))
+        return EventStream(partial(self._calls.subscribe, chosen))
 
     def close(self) -> None:
         """Close the connection."""
@@ -78,8 +81,11 @@ class BlockingCalls:
         self._thread.close()
 
 
-class BlockingStream(EventStream):
-    """Waits for a stream that is awaited, on a thread of its own: it outlasts the client."""
+class EventStream:
+    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`).
+
+    They are awaited on a thread of its own: it outlasts the client.
+    """
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, AsyncEventStream]]) -> None:
         """Raises QueryError."""
@@ -93,16 +99,16 @@ class BlockingStream(EventStream):
 
     @property
     def last(self) -> str:
-        """See `Position`."""
+        """Id of the newest event that was read: ``subscribe(after=last)`` goes on behind it."""
         return self._stream.last
 
     @property
     def newest(self) -> str:
-        """See `Position`."""
+        """Id of the daemon's newest event when the subscription began."""
         return self._stream.newest
 
     def get(self, timeout_s: float | None = None) -> Told:
-        """See `EventStream`."""
+        """The next event, or what was lost before it. Raises QueryError when the time is up."""
         # what is awaited goes on when the time is up: to cancel it might lose an event
         self._next = self._next or self._thread.start(self._stream.get())
         try:
@@ -118,3 +124,15 @@ class BlockingStream(EventStream):
             self._next.cancel()
         self._thread.run(self._stream.aclose())
         self._thread.close()
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> Told:
+        return self.get()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -9,16 +9,16 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from daemon.api import messages
-from daemon.api.blocking import AsyncCalls, BlockingCalls
+from daemon.api.blocking import AsyncCalls, BlockingCalls, EventStream
 from daemon.api.dealer import CurvePair
-from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, Subscribe
-from daemon.api.socket_calls import AsyncSocketCalls, Received, Sent, SocketCalls
-from daemon.api.subscriptions import AsyncEventStream, EventStream, subscription
+from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Received, Reply, Sent
+from daemon.api.socket_calls import AsyncSocketCalls, SocketCalls
+from daemon.api.subscriptions import AsyncEventStream, subscription
 
 if TYPE_CHECKING:
     from daemon.api.http_calls import HttpCalls
@@ -30,19 +30,6 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=msgspec.Struct)
 Keys = CurvePair | str
 """CURVE keys of a query socket, or an API key of HTTP."""
-
-
-class Calls(Protocol):
-    """As `AsyncCalls`, for a `QueryClient`."""
-
-    def exchange(self, request: Sent) -> Received:
-        """The reply, errors included."""
-
-    def subscribe(self, chosen: Subscribe) -> EventStream:
-        """A subscription, which has begun."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class Method(Generic[P, R]):
@@ -146,7 +133,7 @@ class QueryClient(Methods):
         CURVE keys or, over HTTP, an API key. ``tls``: which certificates are trusted; by default those of
         known authorities. Raises QueryError.
         """
-        self._calls: Calls
+        self._calls: BlockingCalls | SocketCalls
         if endpoint.startswith(_HTTP):
             self._calls = BlockingCalls(_http_calls(endpoint, timeout_s, keys, tls))
         else:

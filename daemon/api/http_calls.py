@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator
 import httpx2
 
 from daemon.api.http_exchange import EVENTS, Exchange, StreamFeed, exchange_of, refusal
-from daemon.api.messages import LostMessage, QueryError, Subscribe
-from daemon.api.socket_calls import Received, Sent
+from daemon.api.messages import LostMessage, QueryError, Received, Sent, Subscribe
 from daemon.api.subscriptions import AsyncEventStream, Told
 
 _AGAIN_S = 0.25
@@ -129,12 +128,12 @@ class HttpEventStream(AsyncEventStream):
 
     @property
     def last(self) -> str:
-        """See `Position`."""
+        """See `AsyncEventStream`."""
         return self._last
 
     @property
     def newest(self) -> str:
-        """See `Position`; empty where ``after`` was given."""
+        """See `AsyncEventStream`; empty where ``after`` was given."""
         return self._feed.newest
 
     async def begin(self, timeout_s: float) -> None:

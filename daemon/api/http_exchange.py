@@ -14,9 +14,8 @@ from urllib.parse import quote
 import msgspec
 
 from daemon.api import messages
-from daemon.api.messages import Code, EventData, LostMessage, QueryError
+from daemon.api.messages import Code, EventData, LostMessage, QueryError, Received, Sent
 from daemon.api.operations import OPERATIONS, FindAnswers, FindQuestions, FoundAnswers, FoundQuestions
-from daemon.api.socket_calls import Received, Sent
 from daemon.api.subscriptions import SubscriptionUpdate, Told
 from daemon.traces.trace_context import TRACEPARENT
 from feeds.decoding import Undecodable, decoded

@@ -738,6 +738,9 @@ Reply = (
 )
 """To what the daemon answers."""
 Control = HelloReply | HeartbeatReply | CancelReply | Subscribed | Unsubscribed
+Sent = ClientRequest | Hello
+Received = Reply | Control
+"""What a client's calls send, and get."""
 SocketMessage = Reply | Control | EventMessage | LostMessage | Ended
 """All that the query socket sends."""
 EventData = Answer | DataUpdated | FlashReady

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from daemon.api import messages
+from daemon.api.blocking import EventStream
 from daemon.api.dealer import CurvePair, connect
-from daemon.api.messages import ClientRequest, ErrorReply, QueryError, Reply, Subscribe, decode_reply, encode
-from daemon.api.subscriptions import AsyncSocketStream, SocketStream
+from daemon.api.messages import ErrorReply, QueryError, Received, Sent, Subscribe, decode_reply, encode
+from daemon.api.subscriptions import AsyncSocketStream
 from feeds.decoding import Undecodable
-
-Sent = ClientRequest | messages.Hello
-Received = Reply | messages.Control
 
 
 class SocketCalls:
@@ -49,9 +48,11 @@ class SocketCalls:
                 self._send(encode(messages.Cancel(self._number, number)))
             raise
 
-    def subscribe(self, chosen: Subscribe) -> SocketStream:
+    def subscribe(self, chosen: Subscribe) -> EventStream:
         """A subscription on a connection of its own. Raises QueryError."""
-        return SocketStream(self._endpoint, chosen, self._timeout_s, self._keys)
+        return EventStream(
+            partial(AsyncSocketStream.open, self._endpoint, chosen, self._timeout_s, self._keys)
+        )
 
     def close(self) -> None:
         """Close the connection; unsent requests are dropped."""
@@ -103,9 +104,7 @@ class AsyncSocketCalls:
 
     async def subscribe(self, chosen: Subscribe) -> AsyncSocketStream:
         """A subscription on a connection of its own. Raises QueryError."""
-        stream = AsyncSocketStream(self._endpoint, chosen, self._keys)
-        await stream.begin(self._timeout_s)
-        return stream
+        return await AsyncSocketStream.open(self._endpoint, chosen, self._timeout_s, self._keys)
 
     async def exchange(self, request: Sent) -> Received:
         """The reply, errors included. Raises QueryError where there is none."""

@@ -11,13 +11,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from daemon.api.dealer import CurvePair, Handshakes, connect
+from daemon.api.dealer import CurvePair, connect
 from daemon.api.messages import (
     Ended,
     ErrorReply,
@@ -53,8 +53,8 @@ class SubscriptionUpdate:
 Told = SubscriptionUpdate | LostMessage
 
 
-class Position(ABC):
-    """Where a subscription is, by ids of events."""
+class AsyncEventStream(ABC):
+    """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
 
     @property
     @abstractmethod
@@ -66,34 +66,6 @@ class Position(ABC):
     def newest(self) -> str:
         """Id of the daemon's newest event when the subscription began."""
 
-
-class EventStream(Position):
-    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
-
-    @abstractmethod
-    def get(self, timeout_s: float | None = None) -> Told:
-        """The next event, or what was lost before it. Raises QueryError when the time is up."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the subscription."""
-
-    def __iter__(self) -> EventStream:
-        return self
-
-    def __next__(self) -> Told:
-        return self.get()
-
-    def __enter__(self) -> EventStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncEventStream(Position):
-    """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
-
     @abstractmethod
     async def get(self) -> Told:
         """The next event, or what was lost before it; to cancel the wait loses none. Raises QueryError."""
@@ -102,13 +74,13 @@ class AsyncEventStream(Position):
     async def aclose(self) -> None:
         """End the subscription."""
 
-    def __aiter__(self) -> AsyncEventStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Told:
         return await self.get()
 
-    async def __aenter__(self) -> AsyncEventStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -192,131 +164,59 @@ class Feed:
         return None
 
 
-class _Stream:
-    """A connection with a `Feed`, and what has arrived ahead of the confirmation."""
+class AsyncSocketStream(AsyncEventStream):
+    """An `AsyncEventStream` of the query socket: a connection with a `Feed`."""
 
     def __init__(
-        self,
-        context: zmq.Context[Any],
-        endpoint: str,
-        chosen: Subscribe,
-        keys: CurvePair | None,
-        identity: bytes = b"",
-        beat_s: float = BEAT_S,
+        self, endpoint: str, chosen: Subscribe, keys: CurvePair | None, identity: bytes, beat_s: float
     ) -> None:
-        self._feed, self._context = Feed(chosen, beat_s), context
+        """`open` waits for the daemon, too. Raises QueryError."""
+        self._feed, self._context = Feed(chosen, beat_s), zmq.asyncio.Context()
         self._ahead: list[Told] = []
-        self._socket: Any
-        self._handshakes: Handshakes[Any]
-        self._socket, self._handshakes = connect(context, endpoint, keys, identity)
-
-    @property
-    def last(self) -> str:
-        """Id of the newest event that was read."""
-        return self._feed.last
-
-    @property
-    def newest(self) -> str:
-        """Id of the daemon's newest event when it confirmed the subscription last."""
-        return self._feed.newest
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._handshakes.close()
-        self._socket.close()
-        self._context.term()
-
-
-class SocketStream(_Stream, EventStream):
-    """An `EventStream` of the query socket."""
-
-    def __init__(
-        self, endpoint: str, chosen: Subscribe, timeout_s: float, keys: CurvePair | None = None
-    ) -> None:
-        """Raises QueryError if the daemon refuses, or has not confirmed within ``timeout_s``."""
-        super().__init__(zmq.Context(), endpoint, chosen, keys)
-        self._poller = zmq.Poller()
-        for each in (self._socket, self._handshakes.events):
-            self._poller.register(each, zmq.POLLIN)
-        try:
-            until = time.monotonic() + timeout_s
-            while not self._feed.confirmed:
-                if (item := self._step(until)) is not None:
-                    self._ahead.append(item)
-                elif time.monotonic() >= until:
-                    raise self._handshakes.no_reply(timeout_s)
-        except BaseException:
-            self.close()
-            raise
-
-    def get(self, timeout_s: float | None = None) -> Told:
-        """The next event, or what was lost before it. Raises QueryError when the time is up."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._ahead:
-            if (item := self._step(until)) is not None:
-                return item
-            if until is not None and time.monotonic() >= until:
-                raise QueryError("timeout", f"no event within {timeout_s:g} s")
-        return self._ahead.pop(0)
-
-    def _step(self, until: float | None) -> Told | None:
-        now = time.monotonic()
-        if (due := self._feed.due(now)) is not None:
-            self._send(due)
-        wait_s = self._feed.wait_s(now) if until is None else min(self._feed.wait_s(now), until - now)
-        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
-        if self._handshakes.events in ready:
-            self._handshakes.note(self._handshakes.events.recv_multipart())
-            self._handshakes.check()
-        if self._socket not in ready:
-            return None
-        found = self._feed.on_event(self._socket.recv())
-        if isinstance(found, SubscriptionUpdate | LostMessage) or found is None:
-            return found
-        self._send(found)
-        return None
-
-    def _send(self, message: SocketRequest) -> None:
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:  # nothing has gone out for long; the next heartbeat tells
-            return
-
-
-class AsyncSocketStream(_Stream, AsyncEventStream):
-    """An `AsyncEventStream` of the query socket."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        chosen: Subscribe,
-        keys: CurvePair | None = None,
-        *,
-        identity: bytes = b"",
-        beat_s: float = BEAT_S,
-    ) -> None:
-        """`begin` waits for the daemon. ``identity``: as an `AsyncQueryClient`'s. Raises QueryError.
-
-        ``beat_s``: how often it looks whether the daemon still has the subscription.
-        """
-        super().__init__(zmq.asyncio.Context(), endpoint, chosen, keys, identity, beat_s)
+        """What has arrived ahead of the confirmation."""
+        self._socket, self._handshakes = connect(self._context, endpoint, keys, identity)
         self._poller = zmq.asyncio.Poller()
         for each in (self._socket, self._handshakes.events):
             self._poller.register(each, zmq.POLLIN)
 
-    async def begin(self, timeout_s: float) -> None:
-        """Wait until the daemon has confirmed. Raises QueryError, after closing."""
+    @classmethod
+    async def open(
+        cls,
+        endpoint: str,
+        chosen: Subscribe,
+        timeout_s: float,
+        keys: CurvePair | None = None,
+        *,
+        identity: bytes = b"",
+        beat_s: float = BEAT_S,
+    ) -> Self:
+        """A stream that the daemon has confirmed. ``identity``: as an `AsyncQueryClient`'s.
+
+        ``beat_s``: how often it looks whether the daemon still has the subscription. Raises QueryError.
+        """
+        made = cls(endpoint, chosen, keys, identity, beat_s)
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._feed.confirmed:
-                    if (item := await self._step()) is not None:
-                        self._ahead.append(item)
+                while not made._feed.confirmed:
+                    if (item := await made._step()) is not None:
+                        made._ahead.append(item)
         except TimeoutError:
-            self.close()
-            raise self._handshakes.no_reply(timeout_s) from None
+            await made.aclose()
+            raise made._handshakes.no_reply(timeout_s) from None
         except BaseException:
-            self.close()
+            await made.aclose()
             raise
+        return made
+
+    @property
+    def last(self) -> str:
+        """See `AsyncEventStream`."""
+        return self._feed.last
+
+    @property
+    def newest(self) -> str:
+        """See `AsyncEventStream`; of the newest confirmation."""
+        return self._feed.newest
 
     async def get(self) -> Told:
         """See `AsyncEventStream`."""
@@ -327,7 +227,9 @@ class AsyncSocketStream(_Stream, AsyncEventStream):
 
     async def aclose(self) -> None:
         """See `AsyncEventStream`."""
-        self.close()
+        self._handshakes.close()
+        self._socket.close()
+        self._context.term()
 
     async def _step(self) -> Told | None:
         now = time.monotonic()

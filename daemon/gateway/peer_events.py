@@ -87,9 +87,10 @@ class PeerEvents:
         before = None if goes_on else self._events.reached()
         chosen = subscription(after=self._last.get(address, ALL_KEPT))
         name = forwarding_name("")  # for all tenants: each client here gets what its own one sees
-        stream = AsyncSocketStream(address, chosen, self._keys, identity=name, beat_s=BEAT_S)
-        await stream.begin(BEGIN_S)
-        try:
+        stream = await AsyncSocketStream.open(
+            address, chosen, BEGIN_S, self._keys, identity=name, beat_s=BEAT_S
+        )
+        async with stream:
             first = positions_of(stream.newest) or {}
             if not any(first.values()) or self._last.get(address) == stream.newest:
                 self._tried.add(address)
@@ -104,8 +105,6 @@ class PeerEvents:
                     if number >= first.get(start, 0):
                         self._tried.add(address)
                 self._last[address] = item.id
-        finally:
-            stream.close()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

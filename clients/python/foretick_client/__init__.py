@@ -5,11 +5,12 @@ distribution is built; see its setup.py.
 """
 
 from foretick_client.answer_history import history
+from foretick_client.blocking import EventStream
 from foretick_client.client import AsyncQueryClient, QueryClient
 from foretick_client.dealer import ClientKeys
 from foretick_client.messages import AskReply, LostMessage, QueryError
 from foretick_client.records import Answer, DataUpdated, FlashReady
-from foretick_client.subscriptions import AsyncEventStream, EventStream, SubscriptionUpdate
+from foretick_client.subscriptions import AsyncEventStream, SubscriptionUpdate
 
 __all__ = [
     "Answer",
