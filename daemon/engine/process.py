@@ -288,7 +288,7 @@ def _loaded(spec: EngineSpec, events: EventSocket, ahead: tuple[Loaded, ...]) ->
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
     store = MetricStore.attach(spec.store)
     built = build(spec.config, spec.progress, ahead)
-    (source,) = spec.store[0].labels["source"]
+    source = spec.store[0].labels["source"][0]  # of the ring
     return wire_engine(
         spec.config,
         built,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from daemon.config.load import load_config
-from daemon.config.schema import BarsConfig, Config
+from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, ProcessConfig
 from daemon.supervision import TaskEnded
 from feeds.curve import CurveKeys, make_keys
 from feeds.durations import Duration
@@ -92,6 +92,18 @@ async def test_sources_of_the_same_topic_have_their_own_offsets_and_commits() ->
         assert (daemon.count("records", source="one"), daemon.count("records", source="two")) == (8, 5)
         assert up(daemon, "two")
         assert daemon.gateway.status.not_ready() == []
+
+
+async def test_an_engine_in_a_process_of_its_own_reads_several_sources() -> None:
+    one, two = QueueSource(name="one"), QueueSource(name="two")
+    model = ModelConfig(path=UNTRAINED, layers="torch", threads=1)
+    process = ProcessConfig(mode="two", spare_engine=False, drain=Duration(5 * SECOND))
+    config = inproc_config(("V:AAA", "V:BBB"), model=model, process=process)
+    async with running(config, [one, two]) as daemon:
+        one.put(ticks("V:AAA", 0, 8))
+        two.put(ticks("V:BBB", 0, 5))
+        await until(lambda: daemon.answers("aaa") and daemon.answers("bbb"), 60.0)
+        assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"one"}, {"two"})
 
 
 async def test_dead_letters_of_several_sources_name_theirs() -> None:
