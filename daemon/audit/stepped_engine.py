@@ -60,7 +60,6 @@ class SteppedEngine:
             self.ring,
             self.store,
             emit,
-            source=self.sources[0],
             executor=executor,
             credits=1,
         )

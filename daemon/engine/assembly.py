@@ -14,7 +14,7 @@ from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
-from daemon.engine.build import Built, limits_of, registry_of
+from daemon.engine.build import Built, Loaded, build, limits_of, registry_of
 from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.maintenance import Maintenance
@@ -30,6 +30,7 @@ from daemon.engine.session_lifecycle import EngineSessions
 from daemon.engine.session_parts import SessionParts, refresh_policy
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
+from daemon.progress import Progress
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -50,6 +51,29 @@ from scheduler.turns import Turns
 from scheduler.worker import Worker
 
 
+def load_engine(
+    config: Config,
+    progress: Mapping[str, Progress],
+    ahead: tuple[Loaded, ...],
+    ring: Ring,
+    store: MetricStore,
+    emit: Emit,
+    symbols: Mapping[str, int],
+    wrap: Callable[[Executor], Executor] | None = None,
+    watch: WatchBars = lambda session, bars: None,
+) -> EngineHost:
+    """The configured engine, which goes on from its ``progress``. Raises SettingError.
+
+    ``ahead``: see `build`; the others as in `wire_engine`. ``wrap`` gives the executor.
+    """
+    built = build(config, progress, ahead)
+    executor = None if wrap is None else wrap(built.engine)
+    standby = config.recovery.standby
+    return wire_engine(
+        config, built, ring, store, emit, symbols=symbols, executor=executor, standby=standby, watch=watch
+    )
+
+
 def wire_engine(
     config: Config,
     built: Built,
@@ -57,7 +81,6 @@ def wire_engine(
     store: MetricStore,
     emit: Emit,
     *,
-    source: str,
     symbols: Mapping[str, int] | None = None,
     executor: Executor | None = None,
     credits: int = 0,
@@ -66,9 +89,9 @@ def wire_engine(
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
-    ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the first
-    model's engine (tests).
-    ``credits``, ``standby``, ``watch``: see `TapeFeeder`.
+    ``store``: the first of its sources is the ring's. ``symbols``: their numbers in the ring, by default in
+    order. ``executor`` replaces the first model's engine. ``credits``, ``standby``, ``watch``: see
+    `TapeFeeder`.
     """
     parts = by_model(config)
     inbox = Inbox(time.monotonic_ns)
@@ -83,7 +106,7 @@ def wire_engine(
     feeder = TapeFeeder(
         opened,
         ring,
-        source,
+        store.blocks[0].labels["source"][0],
         built,
         numbered(opened.sessions) if symbols is None else symbols,
         schedulers[0],

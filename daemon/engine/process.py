@@ -282,23 +282,11 @@ def _obey(gateway: _Front, commands: zmq.Socket[bytes], ahead: Ahead) -> int:
 def _loaded(spec: EngineSpec, events: EventSocket, ahead: tuple[Loaded, ...]) -> EngineHost:
     """The engine, with its model loaded. Raises SettingError."""
     # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
-    from daemon.engine.assembly import wire_engine
-    from daemon.engine.build import build
+    from daemon.engine.assembly import load_engine
 
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
     store = MetricStore.attach(spec.store)
-    built = build(spec.config, spec.progress, ahead)
-    source = spec.store[0].labels["source"][0]  # of the ring
-    return wire_engine(
-        spec.config,
-        built,
-        ring,
-        store,
-        events.emit,
-        source=source,
-        symbols=spec.symbols,
-        standby=spec.standby,
-    )
+    return load_engine(spec.config, spec.progress, ahead, ring, store, events.emit, spec.symbols)
 
 
 def _wait_for_end(descriptor: int, parent: int) -> None:

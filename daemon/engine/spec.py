@@ -16,7 +16,7 @@ class Spare:
 
     config: Config
     cpus: frozenset[int] = frozenset()
-    """As in `EngineSpec`."""
+    """CPUs that the process binds itself to; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,6 @@ class EngineSpec:
     progress: dict[str, Progress]
     symbols: dict[str, int]
     """Numbers of the symbols in the ring."""
-    standby: bool = False
-    """Another daemon answers, until `daemon.protocol.TakeOver`."""
-    cpus: frozenset[int] = frozenset()
-    """CPUs that the process binds itself to; empty: none."""
 
 
 class SpareEngine(NamedTuple):

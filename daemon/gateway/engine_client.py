@@ -58,8 +58,6 @@ class ProcessEngine:
         wake_fd: int,
         tasks: Tasks,
         processes: EngineProcesses,
-        *,
-        standby: bool = False,
     ) -> None:
         self._directory = SocketDirectory()
         self._processes = processes
@@ -73,8 +71,6 @@ class ProcessEngine:
             events=f"ipc://{self._directory.path}/events",
             progress=progress,
             symbols=symbols,
-            standby=standby,
-            cpus=processes.cpus,
         )
         self._context = zmq.asyncio.Context()
         self._process: RunningEngine | None = None

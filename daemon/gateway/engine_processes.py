@@ -178,7 +178,7 @@ class EngineProcesses:
         after_s: float = SPARE_AFTER_S,
     ) -> None:
         self._config, self._command = config, command
-        self.cpus: frozenset[int] = frozenset() if cores is None else cores.engine
+        self._cpus: frozenset[int] = frozenset() if cores is None else cores.engine
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._tasks = Tasks()  # without a spare the daemon still runs
         self._after_s = after_s
@@ -246,5 +246,5 @@ class EngineProcesses:
             pass_fds=(self.wake_fd,),
         )
         loaded = _Loaded(process)
-        await loaded.tell(Spare(self._config, self.cpus))
+        await loaded.tell(Spare(self._config, self._cpus))
         return loaded

@@ -61,7 +61,6 @@ from daemon.gateway.standby import Standby
 from daemon.gateway.status import Status
 from daemon.gateway.stream_names import StreamNames
 from daemon.gateway.watermarks import closed_until
-from daemon.progress import Progress
 from daemon.session_life import CLOSED
 from daemon.supervision import TaskEnded, Tasks
 from daemon.traces.recent_traces import RecentTraces
@@ -551,23 +550,17 @@ def _connect(
 ) -> EngineClient:
     """The configured engine, which goes on from what is stored."""
     progress = data.progress.start(data.sessions.states, again=data.inputs.again)
-    config, symbols = data.live.now(), data.inputs.symbols
+    config, symbols, store = data.live.now(), data.inputs.symbols, base.store
     if config.process.mode == "two":
-        return ProcessEngine(
-            config,
-            ring,
-            base.store,
-            progress,
-            symbols,
-            wake_fd,
-            base.tasks,
-            processes,
-            standby=config.recovery.standby,
-        )
-    reading = base.labels["source"][0]
-    return InprocEngine(
-        partial(_make_host, config, ring, base.store, reading, progress, symbols, executor, watch)
-    )
+        return ProcessEngine(config, ring, store, progress, symbols, wake_fd, base.tasks, processes)
+
+    def load(emit: OnEvent) -> EngineHost:
+        # imported here: with the engine in another process, the gateway does not load torch
+        from daemon.engine.assembly import load_engine
+
+        return load_engine(config, progress, (), ring, store, emit, symbols, executor, watch)
+
+    return InprocEngine(load)
 
 
 def _task_ended(
@@ -577,34 +570,3 @@ def _task_ended(
     store.inc("foretick_tasks_ended_total", outcome="restarted" if restarted else "failed")
     if not restarted and not failed.done():
         failed.set_exception(TaskEnded(name, why))
-
-
-def _make_host(
-    config: Config,
-    ring: Ring,
-    store: MetricStore,
-    source: str,
-    progress: dict[str, Progress],
-    symbols: dict[str, int],
-    wrap: WrapEngine | None,
-    watch: WatchBars,
-    emit: OnEvent,
-) -> EngineHost:
-    # imported here: with the engine in another process, the gateway does not load torch
-    from daemon.engine.assembly import wire_engine
-    from daemon.engine.build import build
-
-    built = build(config, progress)
-    executor = None if wrap is None else wrap(built.engine)
-    return wire_engine(
-        config,
-        built,
-        ring,
-        store,
-        emit,
-        source=source,
-        symbols=symbols,
-        executor=executor,
-        standby=config.recovery.standby,
-        watch=watch,
-    )

@@ -149,7 +149,7 @@ class Engine:
         self.ring = Ring.create(1024, "pause")
         RINGS.append(self.ring)
         built = build(config, progress or {})
-        self.host = wire_engine(config, built, self.ring, self.store, self.events.append, source="kafka")
+        self.host = wire_engine(config, built, self.ring, self.store, self.events.append)
         self.loaded = built.loaded
         self.host.handle(stream)
         self.stream = stream_number(stream.source, stream.topic, stream.partition)

@@ -52,7 +52,7 @@ class Rig:
         cores = Cores(frozenset({1}), frozenset({0}))
         self.processes = EngineProcesses(Config(), cores, command=command, after_s=0.0)
         self.wake_fd = self.processes.wake_fd
-        self.spec = EngineSpec(Config(), "ring", self.wake_fd, [], "", "", {}, {}, cpus=cores.engine)
+        self.spec = EngineSpec(Config(), "ring", self.wake_fd, [], "", "", {}, {})
         self.started: list[RunningEngine] = []
 
     async def start(self) -> RunningEngine:
