@@ -152,37 +152,21 @@ def identity_of(asked: Asked, model: Loaded, span: Span) -> Identity:
     )
 
 
-@dataclass
-class Told:
-    """How a backfill of one session went; times are of data, ns. ``first``: of its first version of all."""
-
-    answered: int = 0
-    first: int = 0
-    newest: int = 0
-    versions: int = 0
-    took_s: float = 0.0
-
-    def version(self, as_of: int) -> None:
-        """One more version."""
-        self.versions, self.first, self.newest = self.versions + 1, self.first or as_of, as_of
-
-    def answer(self) -> None:
-        """One more answer."""
-        self.answered += 1
-
-    def end(self, took_s: float) -> None:
-        """It is over."""
-        self.took_s = took_s
-
-
 @dataclass(eq=False)
 class Backfill:
-    """One session's, behind the version that was ``reached`` before."""
+    """One session's, behind the version that was ``reached`` before.
+
+    ``answered`` of its ``versions``, in ``took_s``; ``first``, ``newest``: times of data of versions, ns.
+    """
 
     asked: Asked
     span: Span
     reached: Reached
-    told: Told = field(default_factory=Told)
+    answered: int = 0
+    versions: int = 0
+    first: int = 0
+    newest: int = 0
+    took_s: float = 0.0
     _streams: StreamNames = field(init=False)
     _answers: list[Answer] = field(default_factory=list)
     _basis: Basis = field(default_factory=Basis)
@@ -227,7 +211,7 @@ class Backfill:
                         engine.flush()
                     for answer in self._taken():
                         yield answer
-            self.told.end(time.monotonic() - began)
+            self.took_s = time.monotonic() - began
 
     @property
     def from_ns(self) -> int:
@@ -238,7 +222,7 @@ class Backfill:
     def _is_over(self) -> bool:
         """No version is to come of data before the range's end."""
         (session,) = self.asked.listed.sessions
-        return self.told.newest >= self.span.to_ns + 2 * session.bars(self.asked.listed.bars).interval
+        return self.newest >= self.span.to_ns + 2 * session.bars(self.asked.listed.bars).interval
 
     def _taken(self) -> list[Answer]:
         if self._failed:
@@ -249,10 +233,11 @@ class Backfill:
     def _on_event(self, event: protocol.EngineEvent) -> None:
         match event:
             case protocol.Committed():
-                self.told.version(event.times.as_of)
+                self.newest = event.times.as_of
+                self.versions, self.first = self.versions + 1, self.first or self.newest
                 self._basis = basis_of(event, self._streams)
             case protocol.Answered() if self._is_wanted(event.answer):
-                self.told.answer()
+                self.answered += 1
                 self._answers.append(self._completed(event))
             case protocol.AnswerFailed() if event.question == self.asked.question.name and not self._failed:
                 self._failed = f"version {event.version} was not answered: {event.message}"

@@ -190,15 +190,15 @@ async def _output(config: Config, directory: Path | None, topic: str | None) -> 
 
 def _told(backfill: Backfill) -> str:
     """How it went. Raises CannotBackfill where there was nothing to ask."""
-    told, span = backfill.told, backfill.span
+    span, versions = backfill.span, backfill.versions
     (session,) = backfill.asked.listed.sessions
-    if not told.versions:
+    if not versions:
         raise CannotBackfill(f"{session.name}: the history has no bar of {', '.join(session.symbols)}")
-    first, newest = (f"{datetime64(at, 'ns')}Z" for at in (told.first, told.newest))
+    first, newest = (f"{datetime64(at, 'ns')}Z" for at in (backfill.first, backfill.newest))
     begins = f"the history begins with data of {first}"
-    if not told.answered and not backfill.reached.version:
+    if not backfill.answered and not backfill.reached.version:
         raise CannotBackfill(f"{session.name}: {begins} and ends with {newest}: nothing is in the range")
     behind = f" behind version {backfill.reached.version}" if backfill.reached.version else ""
-    rate = f"{told.versions} versions in {told.took_s:.1f} s, {told.versions / told.took_s:.1f}/s"
-    late = f"; {begins}" if span.from_ns < told.first and span.begin_ns is None else ""
-    return f"{session.name}: {told.answered} answers{behind}; {rate}{late}"
+    rate = f"{versions} versions in {backfill.took_s:.1f} s, {versions / backfill.took_s:.1f}/s"
+    late = f"; {begins}" if span.from_ns < backfill.first and span.begin_ns is None else ""
+    return f"{session.name}: {backfill.answered} answers{behind}; {rate}{late}"

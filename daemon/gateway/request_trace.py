@@ -106,22 +106,16 @@ def ready_trace(
     )
 
 
-class TraceRequests:
-    """Answers clients' `GetTrace`."""
-
-    def __init__(self, traces: RecentTraces) -> None:
-        self._traces = traces
-
-    def find(self, request: messages.GetTrace, client: Client) -> messages.TraceReply:
-        """The traces that the client may see. Raises QueryError."""
-        found = tuple(each for each in self._traces.find(request.trace) if _sees(client.tenant, each))
-        if not found:
-            raise messages.QueryError(
-                "unknown_trace",
-                f"no trace of {request.trace!r} is kept here; traces.kept is {self._traces.kept}: the newest "
-                "answers, and as many requests",
-            )
-        return messages.TraceReply(request.id, found)
+def visible_traces(traces: RecentTraces, request: messages.GetTrace, client: Client) -> messages.TraceReply:
+    """What the client may see of a trace. Raises QueryError."""
+    found = tuple(each for each in traces.find(request.trace) if _sees(client.tenant, each))
+    if not found:
+        raise messages.QueryError(
+            "unknown_trace",
+            f"no trace of {request.trace!r} is kept here; traces.kept is {traces.kept}: the newest answers, "
+            "and as many requests",
+        )
+    return messages.TraceReply(request.id, found)
 
 
 def _sees(tenant: Tenant, trace: Trace) -> bool:

@@ -12,8 +12,9 @@ from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
-from daemon.gateway.request_trace import TraceRequests
+from daemon.gateway.request_trace import visible_traces
 from daemon.tenants import Client
+from daemon.traces.recent_traces import RecentTraces
 
 
 class Services:
@@ -28,7 +29,7 @@ class Services:
         labels: LabelRequests,
         prompts: Prompts,
         pushes: Pushes,
-        traces: TraceRequests,
+        traces: RecentTraces,
     ) -> None:
         self._sessions, self._generations, self._live = sessions, generations, live
         self._questions, self._labels, self._prompts, self._pushes = questions, labels, prompts, pushes
@@ -66,7 +67,7 @@ class Services:
             case messages.Stats():
                 return partial(self._sessions.stats, request, client.tenant)
             case messages.GetTrace():
-                return self._traces.find(request, client)
+                return visible_traces(self._traces, request, client)
             case messages.Open():
                 return partial(self._prompts.open, request, client)
             case messages.Append() | messages.Update():

@@ -54,7 +54,6 @@ from daemon.gateway.queries import Queries
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.record_decoder import RingTurns
-from daemon.gateway.request_trace import TraceRequests
 from daemon.gateway.services import Services
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
@@ -398,8 +397,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         lambda name, moment: data.inputs.names.symbol(name, moment) or "",
     )
     labels = LabelRequests(sessions, store, base.pending)
-    traces = TraceRequests(base.traces)
-    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes, traces)
+    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes, base.traces)
     peers = Peers(base.wait_s, base.keys, store)
     queries = Queries(
         services.begin,

@@ -6,7 +6,7 @@ import pytest
 
 from daemon.api.generation import Failed, Finished, Generate, Turn
 from daemon.api.messages import GetTrace, QueryError, ReplyMetadata
-from daemon.gateway.request_trace import RequestTrace, TraceRequests
+from daemon.gateway.request_trace import RequestTrace, visible_traces
 from daemon.tenants import LOCAL, Client, Tenant
 from daemon.traces.recent_traces import RecentTraces
 from daemon.traces.recorded_trace import Passes, Trace, TraceKind
@@ -52,14 +52,13 @@ def test_a_tenant_sees_answers_of_its_sessions_and_its_own_requests(
         duration_ns=1,
     )
     (traces.answered if kind == "answer" else traces.requested)(CONTEXT, lambda: trace)
-    requests = TraceRequests(traces)
     for each in (LOCAL, WEST, EAST, CHIEF):
         asked = GetTrace(1, "4" * 32), Client(each, "")
         if each.name in seen_by:
-            assert requests.find(*asked).traces == (trace,)
+            assert visible_traces(traces, *asked).traces == (trace,)
         else:
             with pytest.raises(QueryError, match=r"traces.kept is 7.*unknown_trace"):
-                requests.find(*asked)
+                visible_traces(traces, *asked)
 
 
 def test_a_request_is_kept_when_its_last_generation_has_ended() -> None:
