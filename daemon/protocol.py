@@ -147,25 +147,17 @@ Command = (
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The model passed its canary and every session's frozen region is in KV.
+    """The ``models``, `[model]` first, passed their canaries, and every session's frozen region is in KV.
 
     ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol, and of
     their further streams by the names of those. ``streams``: those that the snapshots name. ``halted``:
     sessions that are, by their snapshots.
     """
 
-    model: str
-    revision: str
-    untrained: bool
-    device: str
-    pool_blocks: int
+    models: tuple[generation.ModelEntry, ...]
     positions: dict[str, dict[str, Position]] = {}
     streams: tuple[NameStream, ...] = ()
     halted: tuple[str, ...] = ()
-    sampling: generation.SamplingDefaults = generation.SamplingDefaults()
-    """Of the first model."""
-    others: tuple[generation.OtherModel, ...] = ()
-    """The models of `[[models]]`."""
 
 
 class VersionInputs(msgspec.Struct, frozen=True):

@@ -302,7 +302,7 @@ class Messages:
                 session=counted.session,
                 turns=counted.turns,
                 max_tokens=asked.max_tokens,
-                **sampling(asked, counted.session, served.sampling_of(asked.model)),
+                **sampling(asked, counted.session, served.entry_of(asked.model).sampling),
                 stop=stops_of(asked.stop_sequences, "stop_sequences"),
                 **extended(asked.foretick, schema),
                 schema=schema,

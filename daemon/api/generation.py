@@ -243,40 +243,31 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int = 0
 
 
-class OtherModel(msgspec.Struct, frozen=True):
-    """A model beside the first, by its name in answers; ``aliases``: what clients may call it, too."""
+class ModelEntry(msgspec.Struct, frozen=True):
+    """A model of the daemon, by its name in answers; ``aliases``: what clients may call it, too."""
 
     name: str
     revision: str
-    untrained: bool
     aliases: tuple[str, ...] = ()
     sampling: SamplingDefaults = SamplingDefaults()
 
 
 class ModelCatalog(msgspec.Struct, frozen=True):
-    """What the daemon serves: its own models, and each session under a model's name."""
+    """What the daemon serves: its own models, `[model]` first, and each session under a model's name."""
 
-    model: str
-    revision: str
-    untrained: bool
+    models: tuple[ModelEntry, ...]
     since: int
     """Unix time in seconds."""
     sessions: tuple[str, ...]
     max_prompt_tokens: int
     max_new_tokens: int
-    aliases: tuple[str, ...] = ()
-    """Further names of the model."""
-    sampling: SamplingDefaults = SamplingDefaults()
-    """Of the first model."""
-    others: tuple[OtherModel, ...] = ()
     session_models: dict[str, str] = {}
     """Of several models, a name of each session's."""
 
     @property
-    def own(self) -> dict[str, str]:
-        """The daemon's models by all their names, the first one's first."""
-        found = dict.fromkeys((self.model, *self.aliases), self.model)
-        return found | {name: each.name for each in self.others for name in (each.name, *each.aliases)}
+    def own(self) -> dict[str, ModelEntry]:
+        """The daemon's models by all their names."""
+        return {name: each for each in self.models for name in (each.name, *each.aliases)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -285,22 +276,12 @@ class ModelCatalog(msgspec.Struct, frozen=True):
 
     def model_of(self, model: str) -> str:
         """Which of several models a name means, by its name in answers; "" for any that may answer."""
-        return self.own.get(model, "") if self.others else ""
+        return self.own[model].name if len(self.models) > 1 and model in self.own else ""
 
-    def other_of(self, model: str) -> OtherModel | None:
-        """The model that a name means, of a session its own; None for the first one."""
-        name = self.own.get(model) or self.own.get(self.session_models.get(model.removeprefix(SESSION), ""))
-        return next((each for each in self.others if each.name == name), None)
-
-    def revision_of(self, model: str) -> str:
-        """The revision of the model that a name means."""
-        other = self.other_of(model)
-        return self.revision if other is None else other.revision
-
-    def sampling_of(self, model: str) -> SamplingDefaults:
-        """How the model that a name means samples."""
-        other = self.other_of(model)
-        return self.sampling if other is None else other.sampling
+    def entry_of(self, model: str) -> ModelEntry:
+        """The model that a name means, of a session its own; else the first one."""
+        of_session = self.session_models.get(model.removeprefix(SESSION), "")
+        return self.own.get(model) or self.own.get(of_session, self.models[0])
 
     def session_of(self, model: str) -> str | None:
         """The session that a model's name means, "" for the daemon's own models; None for an unknown name."""

@@ -109,8 +109,8 @@ class Endpoints:
                 msgspec.structs.replace(each, salt=salt(each.salt), model=served.model_of(asked.model))
                 for each in api.parse(asked, served)
             ]
-            fingerprint, defaults = f"fp_{served.revision_of(asked.model)}", served.sampling_of(asked.model)
-            made = ReplyIdentity(key, int(time.time()), asked.model, fingerprint, defaults)
+            entry = served.entry_of(asked.model)
+            made = ReplyIdentity(key, int(time.time()), asked.model, f"fp_{entry.revision}", entry.sampling)
             events = self._generator.run(wanted, client)
             if not asked.stream:
                 done = await unless_gone(request, _all(events, len(wanted)))

@@ -277,7 +277,7 @@ def build_response(
         sum(max(0, each.prompt_tokens - each.reused_tokens) for each in done),
         sum(each.answer_tokens for each in done),
     )
-    model = f"session:{answered.session or session}" if session else answered.model or served.model
+    model = f"session:{answered.session or session}" if session else answered.model or served.models[0].name
     return DecisionResponse(model, answers, usage)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import structs
 
 from daemon import protocol
-from daemon.api.generation import OtherModel
+from daemon.api.generation import ModelEntry
 from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered
@@ -171,7 +171,8 @@ def _served(
 
 def _ready_event(config: Config, models: Sequence[ServedModel]) -> protocol.EngineReady:
     """What the gateway learns of the engine when it is ready. ``config``: with all sessions that are open."""
-    first, restored = models[0].built, ChainMap(*(each.built.restored for each in models))
+    built = models[0].built.all
+    restored = ChainMap(*(each.restored for each in built))
     resumed = {
         session.name: model.snapshots.resumed(session)
         for model in models
@@ -179,25 +180,18 @@ def _ready_event(config: Config, models: Sequence[ServedModel]) -> protocol.Engi
         if session.name in model.built.restored
     }
     return protocol.EngineReady(
-        first.names[0],
-        first.loaded.revision,
-        first.loaded.untrained,
-        str(first.loaded.device),
-        sum(each.built.engine.pool.total_blocks for each in models),
+        tuple(
+            ModelEntry(
+                each.names[0],
+                each.loaded.revision,
+                each.names[1:],
+                sampling_defaults(each.opened.model, each.loaded.generation),
+            )
+            for each in built
+        ),
         {name: positions for name, (positions, _) in resumed.items()},
         tuple({stream for _, streams in resumed.values() for stream in streams}),
         tuple(name for name, state in restored.items() if state.halted),
-        sampling_defaults(first.opened.model, first.loaded.generation),
-        tuple(
-            OtherModel(
-                built.names[0],
-                built.loaded.revision,
-                built.loaded.untrained,
-                built.names[1:],
-                sampling_defaults(built.opened.model, built.loaded.generation),
-            )
-            for built in first.others
-        ),
     )
 
 

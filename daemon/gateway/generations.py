@@ -71,17 +71,14 @@ class Generations:
         model: Callable[[], protocol.EngineReady | None] = lambda: None,
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
-        aliases: tuple[str, ...] = (),
         traces: RecentTraces | None = None,
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
         ``model()``: of the newest engine.
-        ``aliases``: further names of the model.
         """
         self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
-        self._aliases = aliases
         self._model, self._traces = model, traces or RecentTraces()
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
@@ -194,16 +191,11 @@ class Generations:
             raise messages.QueryError("engine", "the engine is not up")
         names = tuple(client.tenant.seen(self._sessions.states))
         return ModelCatalog(
-            model.model,
-            model.revision,
-            model.untrained,
+            model.models,
             self._since,
             names,
             *self._limits,
-            self._aliases,
-            model.sampling,
-            model.others,
-            {name: self._sessions.states[name].model.name for name in names} if model.others else {},
+            {name: self._sessions.states[name].model.name for name in names if len(model.models) > 1},
         )
 
     async def count(self, request: Generate, client: Client) -> int:
@@ -351,7 +343,7 @@ class Generations:
         if request.top_logprobs is not None:
             return None
         same = msgspec.structs.replace(request, stream=False, retention_priority=0, retention_seconds=0.0)
-        revisions = model.revision, *(each.revision for each in model.others)
+        revisions = [each.revision for each in model.models]
         return hashlib.sha256(msgspec.msgpack.encode((*revisions, same))).digest()
 
     def _kept(self, key: bytes, tenant: Tenant) -> Finished | None:

@@ -51,7 +51,7 @@ class Status:
     @property
     def model(self) -> str:
         """The name of the newest engine's model; empty before there is one."""
-        return "" if self._engine.model is None else self._engine.model.model
+        return "" if self._engine.model is None else self._engine.model.models[0].name
 
     def metrics(self, names: Collection[str] = ()) -> bytes:
         """The exposition text of the families of these names; by default of all."""

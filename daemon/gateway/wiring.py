@@ -382,7 +382,6 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         model=lambda: base.engine.model,
         limits=(config.scheduler.max_prompt_tokens, config.scheduler.max_new_tokens),
         since=int(time.time()),
-        aliases=tuple(filter(None, (config.model.name, *config.model.aliases))),
         traces=base.traces,
     )
     prompts = Prompts(generations, base.pending, quota, base.access, shedder.admit)

@@ -6,6 +6,7 @@ import sys
 import zmq
 
 from daemon import protocol
+from daemon.api.generation import ModelEntry
 from daemon.engine.spec import EngineSpec
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(spec.commands)
     events.connect(spec.events)
-    events.send(protocol.encode(protocol.EngineReady("idle", "", True, "cpu", 1)))
+    events.send(protocol.encode(protocol.EngineReady((ModelEntry("idle", ""),))))
     while True:
         if commands.poll(500) and isinstance(protocol.decode_command(commands.recv()), protocol.StopEngine):
             break

@@ -183,7 +183,7 @@ def name_of(daemon: RunningDaemon) -> str:
     """The second model's own name."""
     ready = daemon.gateway.engine.model
     assert ready is not None
-    return str(ready.others[0].name)
+    return str(ready.models[1].name)
 
 
 def chat_of(model: str, text: str) -> dict[str, object]:

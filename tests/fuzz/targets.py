@@ -27,7 +27,7 @@ from daemon import protocol
 from daemon.api import messages
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.compatible import Api, ApiError
-from daemon.api.generation import Failed, Generate, GenerateAll, ModelCatalog, Turn
+from daemon.api.generation import Failed, Generate, GenerateAll, ModelCatalog, ModelEntry, Turn
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
@@ -271,7 +271,7 @@ def _chat(api: Api[Any], kind: type[msgspec.Struct]) -> Callable[[bytes], None]:
     return run
 
 
-SERVED = ModelCatalog("m", "r", False, 0, ("aaa",), 1000, 100)
+SERVED = ModelCatalog((ModelEntry("m", "r"),), 0, ("aaa",), 1000, 100)
 MESSAGES = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Up?"}]
 CHATS: dict[str, tuple[Api[Any], type[msgspec.Struct], dict[str, Any]]] = {
     "openai-chat": (

@@ -204,7 +204,7 @@ class Chat:
                 turn_of(each.role, each.content, f"messages[{n}]") for n, each in enumerate(asked.messages)
             ),
             max_tokens=asked.max_completion_tokens or asked.max_tokens,
-            **sampling(asked, session, served.sampling_of(asked.model)),
+            **sampling(asked, session, served.entry_of(asked.model).sampling),
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, schema),

@@ -116,7 +116,7 @@ class Completions:
         one = Generate(
             session=session,
             max_tokens=asked.max_tokens or (None if session else MAX_TOKENS),
-            **sampling(asked, session, served.sampling_of(asked.model)),
+            **sampling(asked, session, served.entry_of(asked.model).sampling),
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),

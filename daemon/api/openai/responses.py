@@ -278,7 +278,7 @@ class Responses:
                 session=session,
                 turns=_turns(asked),
                 max_tokens=asked.max_output_tokens,
-                **sampling(asked, session, served.sampling_of(asked.model)),
+                **sampling(asked, session, served.entry_of(asked.model).sampling),
                 **extended(asked.foretick, schema),
                 schema=schema,
                 top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),

@@ -5,11 +5,21 @@ from collections.abc import AsyncGenerator, Sequence
 from math import log
 from typing import get_args
 
-from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, TopLogprob
+from daemon.api.generation import (
+    Begun,
+    Delta,
+    Event,
+    Finished,
+    Generate,
+    Logprob,
+    ModelCatalog,
+    ModelEntry,
+    TopLogprob,
+)
 from daemon.api.messages import Code, QueryError, ReplyMetadata
 from daemon.tenants import Client
 
-SERVED = ModelCatalog("tape", "0123abcd", True, 1_700_000_000, ("btc",), 2048, 256)
+SERVED = ModelCatalog((ModelEntry("tape", "0123abcd"),), 1_700_000_000, ("btc",), 2048, 256)
 LOGPROB = Logprob(
     "Up", -0.25, (85, 112), (TopLogprob("Up", -0.25, (85, 112)), TopLogprob("No", -1.5, (78, 111)))
 )

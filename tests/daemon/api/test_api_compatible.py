@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.compatible import STATUS, ApiError, ReplyIdentity
-from daemon.api.generation import Finished, Generate, SamplingDefaults, Turn
+from daemon.api.generation import Finished, Generate, ModelEntry, SamplingDefaults, Turn
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai import chat, common, completions, responses
@@ -108,7 +108,9 @@ async def test_chat(rig: Rig) -> None:
 async def test_what_a_request_does_not_say_is_the_model_s_default(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = msgspec.structs.replace(SERVED, sampling=SamplingDefaults(0.6, 0.9, 20))
+    served = msgspec.structs.replace(
+        SERVED, models=(ModelEntry("tape", "1", (), SamplingDefaults(0.6, 0.9, 20)),)
+    )
     monkeypatch.setattr(rig.generator, "served", lambda client: served)
     client, claude = rig.openai(), rig.anthropic()
     await client.chat.completions.create(model="tape", messages=USER)
@@ -658,7 +660,7 @@ def test_the_page_lists_every_member_that_is_refused() -> None:
 
 
 def test_a_model_has_further_names_and_sessions_theirs():
-    served = msgspec.structs.replace(SERVED, aliases=("gpt-4o",))
+    served = msgspec.structs.replace(SERVED, models=(ModelEntry("tape", "1", ("gpt-4o",)),))
     assert served.names == ("tape", "gpt-4o", "session:btc")
     found = [served.session_of(name) for name in ("tape", "gpt-4o", "session:btc", "session:eth", "btc", "")]
     assert found == ["", "", "btc", None, None, None]

@@ -5,8 +5,11 @@ import asyncio
 import pytest
 
 from daemon import protocol
+from daemon.api.generation import ModelEntry
 from daemon.gateway.engine_client import OnEvent, OnGone
 from daemon.gateway.engine_manager import EngineManager
+
+READY = protocol.EngineReady((ModelEntry("tape", "1"),))
 
 
 def ignore(what: object) -> None:
@@ -54,7 +57,7 @@ async def test_nothing_is_sent_to_an_engine_that_has_stopped() -> None:
     client = Silent()
     engine = EngineManager(64, "pause")
     await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
-    client.emit(protocol.EngineReady("tape", "1", untrained=False, device="cpu", pool_blocks=64))
+    client.emit(READY)
     assert engine.connected() is client
     assert await engine.stop(0.1)
     assert engine.connected() is None
@@ -103,7 +106,7 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
     await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
     clock.now += 31
     assert engine.hung() == "the engine has been silent for 30 s"
-    client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
+    client.emit(READY)
     assert engine.hung() == ""
     clock.now += 31
     assert engine.hung() == "the engine has been silent for 30 s"
@@ -128,7 +131,7 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
     clock.now += 20
     client.emit(protocol.EngineHeartbeat(0, idle=True))
     assert engine.hung() == "the engine was not ready within 600 s"
-    client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
+    client.emit(READY)
     await restarting
     assert engine.hung() == ""
     await engine.stop(0.1)
@@ -139,14 +142,13 @@ async def restarted_twice(steady_s: float) -> bool:
     client = Silent()
     engine = EngineManager(64, "pause", (0.0, 1000.0), steady_s=steady_s)
     await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
-    ready = protocol.EngineReady("m", "r", True, "cpu", 1)
-    client.emit(ready)
+    client.emit(READY)
     try:
         for _ in range(2):
             engine.gone()
             restarting = asyncio.create_task(engine.restart())
             await asyncio.sleep(0.01)
-            client.emit(ready)
+            client.emit(READY)
             done, _ = await asyncio.wait([restarting], timeout=2.0)
             if not done:
                 restarting.cancel()

@@ -20,6 +20,7 @@ from daemon.api.generation import (
     Failed,
     Finished,
     Generate,
+    ModelEntry,
     TokensCounted,
     Turn,
 )
@@ -38,7 +39,7 @@ class Rig(GenerationsRig):
     """Generations, and the commands that reach the engine over the wire."""
 
     def __init__(self, access: Access | None = None, max_wait_s: float = 5.0) -> None:
-        model = protocol.EngineReady("tape", "0123", True, "cpu", 10)
+        model = protocol.EngineReady((ModelEntry("tape", "0123"),))
         super().__init__("aaa", access=access, max_wait_s=max_wait_s, model=lambda: model)
 
     def send(self, command: protocol.Command) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from daemon import protocol
-from daemon.api.generation import Failed
+from daemon.api.generation import Failed, ModelEntry
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
@@ -59,7 +59,7 @@ class Engines:
         pass
 
     def up(self) -> None:
-        self.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
+        self.emit(protocol.EngineReady((ModelEntry("m", "r"),)))
 
     def answer(self, version: int, low_watermark: int, questions: int = 6) -> None:
         for question in PAPER_SIX[:questions]:
