@@ -1,5 +1,6 @@
 """Pictures of docs/images that are drawn by running the code: `python -m tests.docs.pictures` writes them."""
 
+from collections import defaultdict
 from pathlib import Path
 
 from regions.tape import Retention
@@ -41,13 +42,14 @@ def window() -> str:
 
 
 def _row(number: int, colours: dict[int, str], title: str) -> str:
+    """A path for each colour, of one rectangle a slot."""
     y = _TOP + (number + 1) * _ROW
-    cells = [
-        f'<rect x="{_LEFT + slot * _CELL}" y="{y}" width="{_CELL - 1}" height="{_ROW - 10}"'
-        f' fill="{colours.get(slot, _FREE)}"/>'
-        for slot in range(_BLOCKS * _BLOCK_SIZE)
-    ]
-    return f'<text x="4" y="{y + 15}">{title}</text>\n' + "\n".join(cells)
+    places = defaultdict[str, list[str]](list)
+    for slot in range(_BLOCKS * _BLOCK_SIZE):
+        cell = f"M{_LEFT + slot * _CELL} {y}h{_CELL - 1}v{_ROW - 10}h{1 - _CELL}z"
+        places[colours.get(slot, _FREE)].append(cell)
+    paths = (f'<path fill="{colour}" d="{"".join(cells)}"/>' for colour, cells in places.items())
+    return f'<text x="4" y="{y + 15}">{title}</text>\n' + "\n".join(paths)
 
 
 def _svg(rows: str) -> str:
