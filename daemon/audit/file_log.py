@@ -1,7 +1,7 @@
 """A recorded file of `[source.replay]` as a log: its records are read again by their numbers."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,15 +19,9 @@ class FileLog:
 
     settings: ReplayConnector
 
-    def reader(self) -> Self:
+    def reader(self) -> nullcontext[Self]:
         """Itself: nothing is held open."""
-        return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is open."""
+        return nullcontext(self)
 
     async def spans(self, topics: Iterable[str]) -> dict[Partition, range]:
         """The offsets of its only partition; where it ends shows when it is read."""

@@ -107,15 +107,13 @@ def wire_engine(
         opened,
         ring,
         store.blocks[0].labels["source"][0],
-        built,
+        list(zip(built.all, schedulers, strict=True)),
         numbered(opened.sessions) if symbols is None else symbols,
-        schedulers[0],
         store,
         emit=emit,
         credits=credits,
         standby=standby,
         watch=watch,
-        others=list(zip(built.others, schedulers[1:], strict=True)),
     )
     models: list[ServedModel] = []
     idle: list[Callable[[], float | None]] = []

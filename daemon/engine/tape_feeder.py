@@ -261,20 +261,18 @@ class TapeFeeder(BarConsumer):
         config: Config,
         ring: Ring,
         source: str,
-        built: Built,
+        models: Sequence[tuple[Built, Scheduler]],
         symbols: Mapping[str, int],
-        scheduler: Scheduler,
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
         emit: Callable[[RecordRefused | SessionHalted], None] = lambda event: None,
         credits: int = 0,
         standby: bool = False,
         watch: WatchBars = lambda session, bars: None,
-        others: Sequence[tuple[Built, Scheduler]] = (),
     ) -> None:
-        """``config``: with the sessions of all models; ``others``: the models after the one of ``built``.
-        ``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
+        """``config``: with the sessions of all ``models``.
 
+        ``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
         ``standby``: another daemon answers all sessions, until `promote`. ``watch`` sees (session, its closed
         bars and corrections) before they are appended.
         """
@@ -282,7 +280,7 @@ class TapeFeeder(BarConsumer):
         self._config = config
         self._models = [
             _Model(each, its, Tokeniser(each.prompt.encode, each.prompt.without_special))
-            for each, its in ((built, scheduler), *others)
+            for each, its in models
         ]
         self._ring, self._store = ring, store
         self._emit, self._watch = emit, watch

@@ -267,9 +267,8 @@ class Simulator:
             sources.config,
             self._ring,
             "plan",
-            cast(Built, built),
+            [(cast(Built, built), self.scheduler)],
             sources.symbols,
-            self.scheduler,
             self.store,
             self.device.clock,
         )

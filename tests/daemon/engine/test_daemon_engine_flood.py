@@ -69,9 +69,8 @@ class World:
             config,
             self.ring,
             "x",
-            built,
+            [(built, self.scheduler)],
             numbered(config.sessions),
-            self.scheduler,
             self.store,
             self.device.clock,
         )
