@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 from daemon.api.messages import QueryError, Received, Sent, Subscribe
-from daemon.api.subscriptions import AsyncEventStream, Told
+from daemon.api.subscriptions import AsyncEventStream, StreamItem
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class EventStream:
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, AsyncEventStream]]) -> None:
         """Raises QueryError."""
         self._thread = LoopThread()
-        self._next: concurrent.futures.Future[Told] | None = None
+        self._next: concurrent.futures.Future[StreamItem] | None = None
         try:
             self._stream = self._thread.run(begin())
         except BaseException:
@@ -107,7 +107,7 @@ class EventStream:
         """Id of the daemon's newest event when the subscription began."""
         return self._stream.newest
 
-    def get(self, timeout_s: float | None = None) -> Told:
+    def get(self, timeout_s: float | None = None) -> StreamItem:
         """The next event, or what was lost before it. Raises QueryError when the time is up."""
         # what is awaited goes on when the time is up: to cancel it might lose an event
         self._next = self._next or self._thread.start(self._stream.get())
@@ -128,7 +128,7 @@ class EventStream:
     def __iter__(self) -> EventStream:
         return self
 
-    def __next__(self) -> Told:
+    def __next__(self) -> StreamItem:
         return self.get()
 
     def __enter__(self) -> EventStream:

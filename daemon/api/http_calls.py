@@ -11,7 +11,7 @@ import httpx2
 
 from daemon.api.http_exchange import EVENTS, Exchange, StreamFeed, exchange_of, refusal
 from daemon.api.messages import LostMessage, QueryError, Received, Sent, Subscribe
-from daemon.api.subscriptions import AsyncEventStream, Told
+from daemon.api.subscriptions import AsyncEventStream, StreamItem
 
 _AGAIN_S = 0.25
 """Pause before it is tried again to connect."""
@@ -69,7 +69,7 @@ class HttpCalls:
         """What is wrong when nothing came in time."""
         return QueryError("timeout", f"no reply from {self._url} within {self._timeout_s:g} s")
 
-    async def events(self, feed: StreamFeed, began: asyncio.Event) -> AsyncGenerator[Told, None]:
+    async def events(self, feed: StreamFeed, began: asyncio.Event) -> AsyncGenerator[StreamItem, None]:
         """What comes, also over new connections; ``began`` is set at the first one. Raises QueryError."""
         while True:
             try:
@@ -122,7 +122,7 @@ class HttpEventStream(AsyncEventStream):
     def __init__(self, calls: HttpCalls, chosen: Subscribe) -> None:
         """Takes ``calls`` over; `begin` waits for the daemon."""
         self._calls, self._feed, self._last = calls, StreamFeed(chosen), chosen.after
-        self._told: asyncio.Queue[Told | QueryError] = asyncio.Queue(_AHEAD)
+        self._told: asyncio.Queue[StreamItem | QueryError] = asyncio.Queue(_AHEAD)
         self._began = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
 
@@ -151,7 +151,7 @@ class HttpEventStream(AsyncEventStream):
             raise error
         self._last = self._last or self._feed.newest
 
-    async def get(self) -> Told:
+    async def get(self) -> StreamItem:
         """See `AsyncEventStream`."""
         told = await self._told.get()
         if isinstance(told, QueryError):

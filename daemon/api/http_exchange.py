@@ -16,7 +16,7 @@ import msgspec
 from daemon.api import messages
 from daemon.api.messages import Code, EventData, LostMessage, QueryError, Received, Sent
 from daemon.api.operations import OPERATIONS, FindAnswers, FindQuestions, FoundAnswers, FoundQuestions
-from daemon.api.subscriptions import SubscriptionUpdate, Told
+from daemon.api.subscriptions import StreamItem, SubscriptionUpdate
 from daemon.traces.trace_context import TRACEPARENT
 from feeds.decoding import Undecodable, decoded
 from feeds.market_data import Answer, DataUpdated, FlashReady
@@ -153,7 +153,7 @@ class StreamFeed:
         """Of the next connection."""
         return {"accept": "text/event-stream"} | ({"last-event-id": self.last} if self.last else {})
 
-    def take(self, kind: str, data: str, id_: str) -> Told | None:
+    def take(self, kind: str, data: str, id_: str) -> StreamItem | None:
         """What an event tells; None for an id alone, and for a kind that is not known here.
 
         Raises QueryError.

@@ -50,7 +50,8 @@ class SubscriptionUpdate:
     message: EventData
 
 
-Told = SubscriptionUpdate | LostMessage
+StreamItem = SubscriptionUpdate | LostMessage
+"""What a stream of events gives."""
 
 
 class AsyncEventStream(ABC):
@@ -67,7 +68,7 @@ class AsyncEventStream(ABC):
         """Id of the daemon's newest event when the subscription began."""
 
     @abstractmethod
-    async def get(self) -> Told:
+    async def get(self) -> StreamItem:
         """The next event, or what was lost before it; to cancel the wait loses none. Raises QueryError."""
 
     @abstractmethod
@@ -77,7 +78,7 @@ class AsyncEventStream(ABC):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Told:
+    async def __anext__(self) -> StreamItem:
         return await self.get()
 
     async def __aenter__(self) -> Self:
@@ -128,7 +129,7 @@ class Feed:
         """Time until something is due."""
         return max(0.0, self._next - now)
 
-    def on_event(self, payload: bytes) -> Told | SocketRequest | None:
+    def on_event(self, payload: bytes) -> StreamItem | SocketRequest | None:
         """What a message brings the reader, or what is to be sent because of it. Raises QueryError."""
         try:
             message = decode_reply(payload)
@@ -172,7 +173,7 @@ class AsyncSocketStream(AsyncEventStream):
     ) -> None:
         """`open` waits for the daemon, too. Raises QueryError."""
         self._feed, self._context = Feed(chosen, beat_s), zmq.asyncio.Context()
-        self._ahead: list[Told] = []
+        self._ahead: list[StreamItem] = []
         """What has arrived ahead of the confirmation."""
         self._socket, self._handshakes = connect(self._context, endpoint, keys, identity)
         self._poller = zmq.asyncio.Poller()
@@ -218,7 +219,7 @@ class AsyncSocketStream(AsyncEventStream):
         """See `AsyncEventStream`; of the newest confirmation."""
         return self._feed.newest
 
-    async def get(self) -> Told:
+    async def get(self) -> StreamItem:
         """See `AsyncEventStream`."""
         while not self._ahead:
             if (item := await self._step()) is not None:
@@ -231,7 +232,7 @@ class AsyncSocketStream(AsyncEventStream):
         self._socket.close()
         self._context.term()
 
-    async def _step(self) -> Told | None:
+    async def _step(self) -> StreamItem | None:
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             await self._send(due)

@@ -177,7 +177,7 @@ class Beats:
                 return
 
 
-class _Front(NamedTuple):
+class _GatewayLink(NamedTuple):
     """The gateway that this engine serves, which receives its heartbeats."""
 
     spec: EngineSpec
@@ -192,15 +192,15 @@ class _Front(NamedTuple):
         self.context.term()
 
 
-def _connected(spec: EngineSpec) -> _Front:
+def _connected(spec: EngineSpec) -> _GatewayLink:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     events = EventSocket(context, spec.events)
-    return _Front(spec, context, events, Beats(events.emit))
+    return _GatewayLink(spec, context, events, Beats(events.emit))
 
 
-def _in_thread(work: Callable[[], _Front]) -> tuple[threading.Thread, Future[_Front]]:
+def _in_thread(work: Callable[[], _GatewayLink]) -> tuple[threading.Thread, Future[_GatewayLink]]:
     """A thread that does ``work``, and its result; it does not keep the process from ending."""
-    result: Future[_Front] = Future()
+    result: Future[_GatewayLink] = Future()
 
     def run() -> None:
         try:
@@ -249,7 +249,7 @@ def _spare_of(told: Spare, ahead: Ahead) -> SpareEngine:
     return spare_engine(told.config, ahead)
 
 
-def _serve(gateway: _Front, ahead: Ahead, parent: int = 0) -> int:
+def _serve(gateway: _GatewayLink, ahead: Ahead, parent: int = 0) -> int:
     """Serve until the gateway says stop; returns the exit status. ``parent``: whose fork this is."""
     Threads(_exit).make(partial(_wait_for_end, sys.stdin.fileno(), parent), "standard input").start()
     commands = gateway.context.socket(zmq.PULL)
@@ -261,7 +261,7 @@ def _serve(gateway: _Front, ahead: Ahead, parent: int = 0) -> int:
         gateway.close()
 
 
-def _obey(gateway: _Front, commands: zmq.Socket[bytes], ahead: Ahead) -> int:
+def _obey(gateway: _GatewayLink, commands: zmq.Socket[bytes], ahead: Ahead) -> int:
     try:
         if isinstance(ahead, SettingError):
             raise ahead
