@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 OnEvent = Callable[[protocol.EngineEvent], None]
 OnGone = Callable[[str], None]
 EVENTS, PROCESS = "engine events", "engine process"
-_KILLED_S = 5.0
-"""How long the end of an engine that was killed may take to be reported."""
 
 
 class EngineClient(Protocol):
@@ -91,16 +89,6 @@ class ProcessEngine:
         assert isinstance(sent, asyncio.Future)
         sent.exception()
 
-    @staticmethod
-    async def _end_of(process: RunningEngine) -> None:
-        """Of a killed engine; a spare that hangs, too, does not report it."""
-        try:
-            async with asyncio.timeout(_KILLED_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill_loader()
-            await process.wait()
-
     async def close(self, timeout_s: float) -> None:
         """Wait for the child to end; kill it after the time limit."""
         self._closing = True
@@ -109,8 +97,7 @@ class ProcessEngine:
                 async with asyncio.timeout(timeout_s):
                     await self._process.wait()
             except TimeoutError:
-                self._process.kill()
-                await self._end_of(self._process)
+                await self._process.end()
         await self._tasks.stop(EVENTS, PROCESS)
         self._commands.close()
         self._events.close()

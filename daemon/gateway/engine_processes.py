@@ -23,6 +23,8 @@ SPARE = "engine spare"
 SPARE_AFTER_S = 10.0
 """From a running engine to the start of a spare of its own imports, which would delay the first answers."""
 _CLOSE_S = 5.0
+_KILLED_S = 5.0
+"""How long the end of an engine that was killed may take to be reported."""
 
 Process = asyncio.subprocess.Process
 _decode = msgspec.json.Decoder(Report).decode
@@ -64,10 +66,16 @@ class RunningEngine:
             else:
                 signal.pidfd_send_signal(self._fork, signal.SIGKILL)
 
-    def kill_loader(self) -> None:
-        """End by force the process that loaded, and its fork with it: it does not report an end any more."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+    async def end(self) -> None:
+        """End it by force, and with it the process that loaded where that hangs, too, and reports no end."""
+        self.kill()
+        try:
+            async with asyncio.timeout(_KILLED_S):
+                await self.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait()
 
     def note(self, report: Report) -> None:
         """The process has reported this."""
