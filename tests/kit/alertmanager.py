@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
 import dashboards
-from tests.kit.kafka import free_ports
+from tests.kit.ready_server import ReadyServer
 
 CONFIG = Path(dashboards.__file__).with_name("alertmanager.yml")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_START_S, _STOP_S = 30.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -123,59 +118,19 @@ def committed(url: str, faster: float) -> str:
     return json.dumps(config)  # JSON is YAML
 
 
-class AlertmanagerServer:
-    """On a free port of loopback. ``target``: host:port, for Prometheus."""
+class AlertmanagerServer(ReadyServer):
+    """Alertmanager with a configuration."""
 
     def __init__(self, program: str, config: str) -> None:
-        self._program, self._config = program, config
-        self._folder = tempfile.TemporaryDirectory(prefix="foretick-alertmanager-")
-        self._process: subprocess.Popen[bytes] | None = None
-        self.target = ""
+        super().__init__(program)
+        self._config = config
 
-    def __enter__(self) -> Self:
-        folder = Path(self._folder.name)
-        (folder / "config.yml").write_text(self._config)
-        (port,) = free_ports(1)
-        self.target = f"127.0.0.1:{port}"
-        with (folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    self._program,
-                    f"--config.file={folder / 'config.yml'}",
-                    f"--storage.path={folder / 'data'}",
-                    f"--web.listen-address={self.target}",
-                    "--cluster.listen-address=",
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        deadline = time.monotonic() + _START_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self._stop()
-                raise RuntimeError(f"Alertmanager did not start:\n{(folder / 'log').read_text()[-2000:]}")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-        self._folder.cleanup()
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self.target}/-/ready", timeout=1):
-                return True
-        except OSError:
-            return False
-
-    def _stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def arguments(self) -> list[str]:
+        """See `ReadyServer`."""
+        (self._folder / "config.yml").write_text(self._config)
+        return [
+            f"--config.file={self._folder / 'config.yml'}",
+            f"--storage.path={self._folder / 'data'}",
+            f"--web.listen-address={self.target}",
+            "--cluster.listen-address=",
+        ]

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from tests.kit.kafka import free_ports
+from tests.kit.ready_server import ReadyServer
 
-_START_S = 30.0
-_STOP_S = 10.0
-_ATTEMPTS = 3
 # What Grafana fills in; far above the scrape interval.
 _VARIABLES = {
     "$__rate_interval": "30s",
@@ -30,45 +24,25 @@ _VARIABLES = {
 }
 
 
-class PrometheusServer:
-    """Scrapes `http://TARGET/metrics` four times a second into a folder of its own; loopback, free port."""
+class PrometheusServer(ReadyServer):
+    """Scrapes `http://TARGET/metrics`, by default four times a second."""
 
     def __init__(
         self, program: str, target: str, rules: str = "", *, alertmanager: str = "", every: str = "250ms"
     ) -> None:
         """``target``, ``alertmanager``: host:port. ``rules``: text of a rules file; ``every``: of scrapes."""
-        self._program = program
-        self._target = target
-        self._rules = rules
+        super().__init__(program)
+        self._scraped, self._rules = target, rules
         self._alertmanager, self._every = alertmanager, every
-        self._folder = tempfile.TemporaryDirectory(prefix="foretick-prometheus-")
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
 
-    def __enter__(self) -> PrometheusServer:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the process this object started, and remove its folder."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        self._folder.cleanup()
+    def arguments(self) -> list[str]:
+        """See `ReadyServer`."""
+        (self._folder / "rules.yml").write_text(self._rules)
+        return [
+            f"--config.file={self._configure({'targets': [self._scraped]})}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--web.listen-address={self.target}",
+        ]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of a PromQL expression; RuntimeError: Prometheus refuses it."""
@@ -86,7 +60,7 @@ class PrometheusServer:
         deadline = time.monotonic() + timeout_s
         while not self.query(expression):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._target}: {expression} found nothing in {timeout_s:g} s")
+                raise TimeoutError(f"{self._scraped}: {expression} found nothing in {timeout_s:g} s")
             time.sleep(0.1)
 
     def wait_for_panels(self, dashboard: dict[str, Any], timeout_s: float = 30.0, but: str = "") -> None:
@@ -105,8 +79,7 @@ class PrometheusServer:
         self.wait_for(f'count_over_time(up{{instance="{instance}"}}[1m]) > 2', timeout_s)
 
     def _configure(self, group: dict[str, Any], scheme: str = "http") -> Path:
-        folder = Path(self._folder.name)
-        config = folder / "prometheus.yml"
+        config = self._folder / "prometheus.yml"
         job = {"job_name": "foretick", "static_configs": [group], "scheme": scheme}
         job |= {"tls_config": {"insecure_skip_verify": True}} if scheme == "https" else {}
         # JSON is YAML.
@@ -118,39 +91,6 @@ class PrometheusServer:
             whole["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [self._alertmanager]}]}]}
         config.write_text(json.dumps(whole))
         return config
-
-    def _start(self) -> None:
-        folder = Path(self._folder.name)
-        (folder / "rules.yml").write_text(self._rules)
-        config = self._configure({"targets": [self._target]})
-        for attempt in range(1, _ATTEMPTS + 1):
-            # The port may be taken between asking for it and Prometheus binding it: then try another.
-            if self._launch(folder, config, *free_ports(1)):
-                return
-            if attempt == _ATTEMPTS:
-                raise RuntimeError(f"Prometheus did not start:\n{(folder / 'log').read_text()[-2000:]}")
-
-    def _launch(self, folder: Path, config: Path, port: int) -> bool:
-        self.url = f"http://127.0.0.1:{port}"
-        with (folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    self._program,
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        deadline = time.monotonic() + _START_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1):
-                    return True
-            except OSError:
-                time.sleep(0.05)
-        return False
 
 
 def check_panels(prometheus_url: str, dashboard: dict[str, Any]) -> list[str]:
