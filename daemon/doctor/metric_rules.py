@@ -4,15 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from daemon.doctor.diagnosis import Diagnosis, Verdict, fine
+from daemon.top.scrape import Series
 from metrics.catalogue import BY_NAME
 from metrics.feed_faults import FAULT_NAMES
 
 Labels = frozenset[tuple[str, str]]
-Samples = Mapping[tuple[str, Labels], float]
-"""Values by name and labels."""
+Samples = Mapping[Series, float]
 Worry = Literal["above", "below", "low", "rises"]
 NAMED = 3
 """Series that a diagnosis names."""
@@ -33,12 +31,6 @@ class Rule:
     labels: Mapping[str, str] = field(default_factory=dict)
     verdict: Verdict = "warning"
     share_of: tuple[str, Mapping[str, str]] | None = None
-
-
-def samples_of(exposition: str) -> dict[tuple[str, Labels], float]:
-    """The series of the text of `/metrics`. Raises ValueError."""
-    families = text_string_to_metric_families(exposition)
-    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
 def judge_metrics(before: Samples, after: Samples) -> Iterator[Diagnosis]:

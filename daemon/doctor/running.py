@@ -15,8 +15,9 @@ from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError, SessionInfo
 from daemon.config.schema import Config
 from daemon.doctor.diagnosis import Diagnosis, fine, of_outcome, skipped
-from daemon.doctor.metric_rules import Samples, judge_metrics, samples_of
+from daemon.doctor.metric_rules import Samples, judge_metrics
 from daemon.gateway.credentials import query_keys
+from daemon.top.scrape import parse
 from feeds.connector import SettingError
 
 PATIENCE_S = 5.0
@@ -119,7 +120,7 @@ def read_daemon(
         first = _metrics(config, fetch, client)
         sleep(1.0)
         second = _metrics(config, fetch, client)
-        daemon = replace(daemon, before=samples_of(first), after=samples_of(second), exposition=second)
+        daemon = replace(daemon, before=parse(first).values, after=parse(second).values, exposition=second)
         if not config.query.endpoint:
             return daemon
         with client(config) as asked:

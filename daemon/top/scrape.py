@@ -81,8 +81,8 @@ class Growth:
         return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (count - below)
 
 
-def parse(text: str, names: tuple[str, ...]) -> Scrape:
-    """The series whose names begin with one of ``names``. Raises ValueError for what is no exposition."""
+def parse(text: str, names: tuple[str, ...] = ("",)) -> Scrape:
+    """The series whose names begin with one of ``names``, or all. Raises ValueError for other text."""
     # most lines of a large daemon are of other families, and parsing one takes 20 times as long as this test
     lines = [line for line in text.splitlines() if line.startswith(names)]
     families = text_string_to_metric_families("\n".join([*lines, ""]))

@@ -11,13 +11,13 @@ from daemon.config.schema import Config
 from daemon.doctor.diagnosis import Diagnosis
 from daemon.doctor.examination import Facts
 from daemon.doctor.machine import Machine
-from daemon.doctor.metric_rules import samples_of
 from daemon.doctor.running import Daemon
+from daemon.top.scrape import parse
 from tests.kit.daemon import invoke
 
 MACHINE = Machine({"foretick": "0.1.0"}, 2, 0.5, 1 << 34, 1 << 30, 1 << 16, None, False, 0.001)
-WELL = samples_of("foretick_engine_up 1\n")
-DOWN = samples_of("foretick_engine_up 0\n")
+WELL = parse("foretick_engine_up 1\n").values
+DOWN = parse("foretick_engine_up 0\n").values
 CONFIG = (
     '[source]\nkind = "zeromq"\n[source.zeromq]\nendpoint = "tcp://127.0.0.1:1"\n'
     '[sink.zeromq]\nendpoint = "tcp://127.0.0.1:2"\n[[sessions]]\nname = "a"\nsymbol = "V:A"\n'

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.doctor.metric_rules import NAMED, RULES, Labels, Rule, judge_metrics, judge_rule, samples_of
+from daemon.doctor.metric_rules import NAMED, RULES, Labels, Rule, judge_metrics, judge_rule
 from daemon.doctor.smells import SMELLS
+from daemon.top.scrape import parse
 from metrics.catalogue import BY_NAME, OPEN_LABELS
 from tests.docs.test_docs import anchors
 
@@ -113,6 +114,6 @@ def test_only_the_first_series_are_named_and_others_counted() -> None:
 
 def test_where_no_rule_worries_that_is_what_is_found() -> None:
     text = 'foretick_engine_up 1.0\nforetick_bars_total{session="a"} 3.0\n'
-    (found,) = judge_metrics(samples_of(text), samples_of(text))
+    (found,) = judge_metrics(parse(text).values, parse(text).values)
     assert (found.check, found.verdict) == ("metrics", "ok")
     assert "over 2 series" in found.seen
