@@ -18,6 +18,7 @@ from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, a
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimals import Fixed, decimals_of
 from feeds.durations import Duration, parse_duration
+from feeds.market_data import Flag
 from feeds.timestamps import Instant
 from flash.question import AnswerForm, PublishWhen
 from metrics.catalogue import Treatment
@@ -768,6 +769,61 @@ class QuestionConfig(Table, frozen=True):
     ] = OFF
 
 
+class ClauseConfig(Table, frozen=True):
+    """What must hold of one question's answers, all that is said here at once."""
+
+    question: Annotated[str, about("name of the standing question", min_length=1)]
+    session: Annotated[str, about('session that is asked; "" is the signal\'s own')] = ""
+    answer: Annotated[
+        tuple[str, ...],
+        about(
+            "the answer is one of these; an answer that says the question is undefined counts if it is named"
+        ),
+    ] = ()
+    changed: Annotated[bool, about("the answer differs from the one before; it holds for one answer")] = False
+    before: Annotated[
+        tuple[str, ...], about("changed only: the one before was one of these; empty is any")
+    ] = ()
+    above: Annotated[
+        Fixed | None, about("the answer is a number, at this level or above it: it has crossed it upwards")
+    ] = None
+    below: Annotated[Fixed | None, about("the answer is a number below this level")] = None
+    min_probability: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about("the answer has at least this calibrated probability"),
+    ] = None
+    rearm: Annotated[
+        Fixed | None,
+        about(
+            "second threshold, on the other side of `above`, `below` or, without them, `min_probability`: "
+            "once the clause holds, it does until the answer passes this one, and cannot fire again before"
+        ),
+    ] = None
+    for_bars: Annotated[
+        int, about("answers in a row of which all this holds, one for each data version", ge=1)
+    ] = 1
+
+
+class SignalConfig(Table, frozen=True):
+    """What is to be acted on: a condition over published answers, see signals."""
+
+    name: Annotated[str, about("name in signals", pattern=_NAME, max_length=64)]
+    when: Annotated[tuple[ClauseConfig, ...], about("clauses that hold at once")] = ()
+    sessions: Annotated[
+        tuple[str, ...],
+        about("sessions that have this signal, each its own, by name or pattern; empty is all"),
+    ] = ()
+    cooldown: Annotated[
+        Duration, about("event time after a signal in which the next one is suppressed; 0s is none")
+    ] = OFF
+    cooldown_bars: Annotated[
+        int, about("data versions after a signal in which the next one is suppressed", ge=0)
+    ] = 0
+    withheld_by: Annotated[
+        tuple[Flag, ...], about("flags of answers that count as undefined: neither met nor not met")
+    ] = ("abstained", "warm_up", "stale", "silent", "halted", "incomplete")
+
+
 class FlashConfig(Table, frozen=True):
     """How standing questions are asked."""
 
@@ -1143,6 +1199,7 @@ class Config(Table, frozen=True):
     patterns: tuple[PatternConfig, ...] = ()
     symbols: SymbolsConfig = SymbolsConfig()
     questions: tuple[QuestionConfig, ...] = ()
+    signals: tuple[SignalConfig, ...] = ()
     flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
     sources: tuple[NamedSource, ...] = ()
