@@ -37,7 +37,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     it are acknowledged. ``closed``: opening (ns) of the newest bar of that version, by the session's symbols;
     bars up to there make no answers when they are read again. ``window``: of that version. ``written``: by
     the number of the stream, offset of the newest record that has a line of its own in that version or one
-    before: an event, or a late record that corrected a bar (``late = "amend"``).
+    before: an event, or a late record that corrected a bar (``late = "amend"``). ``signals``: what is known
+    for signals at that version, `flash.signals.SessionSignals` in msgpack; empty without any.
     """
 
     epoch: int = 0
@@ -46,6 +47,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     closed: tuple[int, ...] = ()
     window: WindowStart = WindowStart()
     written: LowWatermarks = ()
+    signals: bytes = b""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):

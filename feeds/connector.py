@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from feeds.market_data import AnyMessage, DataUpdated, DeadLetter, FlashReady
+from feeds.market_data import AnyMessage, DataUpdated, DeadLetter, FlashReady, Signal
 from feeds.source import Sink, Source
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class SinkRoute:
     updates: str = ""
     dead_letters: str = ""
     ready: str = ""
+    signals: str = ""
 
     def topic(self, message: AnyMessage) -> str:
         """The message's topic."""
@@ -68,6 +69,8 @@ class SinkRoute:
             return self.updates
         if isinstance(message, FlashReady):
             return self.ready
+        if isinstance(message, Signal):
+            return self.signals
         return self.dead_letters if isinstance(message, DeadLetter) else self.answers
 
 

@@ -252,6 +252,40 @@ class Answer(AnswerMetadata, frozen=True, kw_only=True, tag="answer"):
     basis: Basis | None = None
 
 
+class SignalCause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The answer that a clause of a signal was read from last."""
+
+    session: str
+    question: str
+    answer_id: str
+    data_version: int
+    text: str
+    value: str | None = None
+    probability: float | None = None
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
+    """A condition of the configuration begins to hold at a session's data version.
+
+    ``name``: of the condition; ``session`` has the answer that came last, ``owner`` is the one that has the
+    signal. ``bar``: opening of the newest bar (ns), -1 where none is known; ``as_of``: event time of the
+    newest record. ``answers``: of the clauses, in their order. ``signal_id`` follows from the answers with
+    which the clauses began to hold: the same signal, published again, has it again.
+    """
+
+    session: str
+    name: str
+    owner: str
+    signal_id: str
+    symbol: str
+    data_version: int
+    as_of: int
+    bar: int
+    answers: list[SignalCause]
+    epoch: int = 0
+    published_at: int = 0
+
+
 class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):
     """A session reached ``data_version``, which has ``bars`` more bars than the one before."""
 
@@ -320,4 +354,4 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True, tag="redriven"):
     at: int
 
 
-AnyMessage = Received | Answer | DataUpdated | FlashReady | DeadLetter | Redriven
+AnyMessage = Received | Answer | Signal | DataUpdated | FlashReady | DeadLetter | Redriven

@@ -79,6 +79,7 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
 
 # Why a question got no answer.
+SIGNALS: tuple[str, ...] = ("fired", "suppressed")
 SUPPRESSED: tuple[str, ...] = (
     "unchanged",
     "low_confidence",
@@ -505,6 +506,11 @@ METRICS: tuple[Metric, ...] = (
         "Answers that a question's publish_when or deadline kept from the sinks; skipped and superseded "
         "ones were not computed, or not to the end. Worry when late, skipped or superseded grow: overload.",
         reason=SUPPRESSED,
+    ),
+    _counter(
+        "foretick_signals_total",
+        "Signals that conditions on answers have fired; suppressed ones came within a cooldown.",
+        outcome=SIGNALS,
     ),
     _counter(
         "foretick_flash_coalesced_total",

@@ -17,13 +17,23 @@ Questions = Mapping[str, Mapping[str, Question]]
 """By session and name."""
 
 
-def rules_of(config: Config) -> Iterator[SignalRule]:
+def rules_reading(
+    config: Config, sessions: Mapping[str, SessionConfig], session: str
+) -> Iterator[SignalRule]:
+    """The rules that read the answers of ``session``; ``sessions``: all of the configuration, by name."""
+    for signal in config.signals:
+        named = {clause.session for clause in signal.when}
+        own = [session] if "" in named else []
+        for name in _homes(signal, sessions if session in named else own):
+            if name in sessions and (name == session or session in named):
+                yield _rule(config, signal, name, sessions[name])
+
+
+def rules_of(config: Config) -> list[SignalRule]:
     """One for each signal and session that has it."""
     sessions = {each.name: each for each in config.sessions}
-    for signal in config.signals:
-        for name in _homes(signal, sessions):
-            if name in sessions:
-                yield _rule(config, signal, name, sessions[name])
+    found = (rule for name in sessions for rule in rules_reading(config, sessions, name))
+    return list({(rule.name, rule.session): rule for rule in found}.values())
 
 
 def _homes(signal: SignalConfig, sessions: Iterable[str]) -> list[str]:

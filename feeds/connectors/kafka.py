@@ -133,6 +133,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     topic: Annotated[str, about("topic for answers", min_length=1)] = "answers.v1"
     dlq: Annotated[str, about("topic for records that could not be read", min_length=1)] = "dlq.v1"
     events: Annotated[str, about('topic for data_updated and flash_ready events; "" sends none')] = ""
+    signals: Annotated[str, about('topic for signals (`[[signals]]`); "" sends none')] = ""
     security: KafkaSecurity = KafkaSecurity()
     delivery: Annotated[
         Literal["at_least_once", "exactly_once"],
@@ -156,7 +157,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
         sink = (
             self._transactions(name) if self.delivery == "exactly_once" else self._sink(name, stop_timeout_s)
         )
-        return SinkRoute(sink, self.topic, self.events, self.dlq, self.events)
+        return SinkRoute(sink, self.topic, self.events, self.dlq, self.events, self.signals)
 
     def _sink(self, name: str, stop_timeout_s: float) -> Sink:
         from feeds.kafka_sink import KafkaSink
@@ -188,7 +189,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""
-        topics = tuple(filter(None, (self.topic, self.dlq, self.events)))
+        topics = tuple(filter(None, (self.topic, self.dlq, self.events, self.signals)))
         return _topics(self.bootstrap, topics, self.security)
 
 

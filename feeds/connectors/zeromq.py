@@ -69,7 +69,7 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
         from feeds.zmq_feed import ZmqSink
 
         sink = ZmqSink(name, self.endpoint, bind=self.bind, keys=_keys(self.curve, self.bind))
-        return SinkRoute(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1")
+        return SinkRoute(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1", "signals.v1")
 
     def check(self) -> Iterator[Finding]:
         """The keys can be used."""

@@ -13,7 +13,7 @@ from daemon.gateway.dead_letters import DeadLetterLog, unpublished
 from feeds.codec import encode, make_headers
 from feeds.connector import SinkRoute
 from feeds.kafka_transactions import KafkaTransactions
-from feeds.market_data import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
+from feeds.market_data import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, Signal
 from feeds.source import OutgoingMessage, Partition, Refusal
 from metrics.store import MetricStore
 
@@ -130,8 +130,8 @@ class Outbox:
         self.put("", dead_letter, f"{dead_letter.topic}:{dead_letter.partition}", headers, done)
 
     def _refused(self, refused: RefusedMessage, settle: Callable[[], None]) -> None:
-        """A sink refuses a message for good: an answer becomes a DLQ record, another is logged."""
-        if isinstance(refused.message, Answer):
+        """A sink refuses a message for good: an answer or signal becomes a DLQ record, another is logged."""
+        if isinstance(refused.message, Answer | Signal):
             self.dead_letter(unpublished(refused), settle)
         else:
             log.error("%s", refused.error)
@@ -152,7 +152,7 @@ class Outbox:
             published(DeliveryOutcome.DELIVERED)
             return
         match message:
-            case Answer() | DataUpdated() | FlashReady():
+            case Answer() | Signal() | DataUpdated() | FlashReady():
                 version = message.data_version
             case _:
                 version = 0

@@ -23,6 +23,7 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
 from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.checkpoint.outbox import Outbox, nothing
+from daemon.gateway.checkpoint.signal_maker import SignalMaker
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import StreamNames
@@ -55,7 +56,9 @@ class _Version:
 
     ``answers``: those that came, failures excluded; ``sequences``: numbers of those published. ``as_of``:
     theirs. ``begun``: the first result is there; until then a newer version may be answered instead.
-    ``window``: where it begins, if known.
+    ``window``: where it begins, if known. ``held``: its signals are to be made, which counts as ``open``, of
+    what its answers have ``said``; they leave ``signals`` known. ``stopped``: an answer was ended, so the
+    version is made again.
     """
 
     inputs: protocol.VersionInputs
@@ -67,12 +70,16 @@ class _Version:
     answers: int = 0
     as_of: int = 0
     begun: bool = False
+    held: bool = False
+    stopped: bool = False
+    signals: bytes | None = None
+    said: list[Answer] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
 
-    def begin(self, asked: int) -> None:
+    def begin(self, asked: int, *, held: bool) -> None:
         """The first result is there."""
         if not self.begun:
-            self.open, self.awaited, self.begun = asked, asked, True
+            self.open, self.awaited, self.begun, self.held = asked + held, asked, True, held
 
     def answered(self, as_of: int) -> None:
         """One of its answers is there."""
@@ -150,12 +157,17 @@ class _Published:
         self.policies = by_key(questions)
         self.last = {key: last for key, last in self.last.items() if key in self.policies}
 
-    def expect(self, version: int, inputs: protocol.VersionInputs, asked: int) -> _Version:
-        """``asked`` answers and failures of this version come; older ones of which none came are skipped."""
+    def expect(
+        self, version: int, inputs: protocol.VersionInputs, asked: int, *, held: bool = False
+    ) -> _Version:
+        """``asked`` answers and failures of this version come; older ones of which none came are skipped.
+
+        ``held``: its signals are made of them.
+        """
         for skipped in [n for n, each in self.versions.items() if n < version and not each.begun]:
             del self.versions[skipped]
         found = self.versions.setdefault(version, _Version(inputs))
-        found.begin(asked)
+        found.begin(asked, held=held)
         return found
 
     def acknowledged(self) -> tuple[int, _Version] | None:
@@ -200,6 +212,7 @@ class Publisher:
         self._trackers = trackers
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
+        self.signals = SignalMaker(lambda: self._config, progress, store)
         self.configured(config)
         for session in config.sessions:
             self._open(session)
@@ -231,6 +244,7 @@ class Publisher:
     def remove(self, name: str) -> None:
         """A session is gone: no answer will cover what it read."""
         self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
+        self.signals.forget(name)
         self.outbox.remove(name)
         for tracker in self._trackers.values():
             tracker.forget(name)
@@ -242,6 +256,7 @@ class Publisher:
         """
         for name in names:
             self._published[name].reset()
+            self.signals.forget(name)
             self.outbox.drop(name, complete=complete)
 
     def _open(self, session: SessionConfig) -> None:
@@ -263,6 +278,7 @@ class Publisher:
             # another daemon has published it; how far is read from its commits
             published.history.clear()
             published.history.add(event.version)
+            self.signals.forget(event.session)
             return
         ranges, window = self.streams.ranges(event.made.window), _UNKNOWN
         if event.made.known and not published.sums:
@@ -314,14 +330,17 @@ class Publisher:
         published = self._published[event.answer.session]
         if self._drops(event.answer.session, event.answer.data_version):
             return
-        version = published.expect(event.answer.data_version, event.inputs, event.asked)
+        version = self._expect(event.answer.session, event.answer.data_version, event)
         answer = self._complete(event, version)
         version.answered(answer.as_of)
         acknowledge = self._acknowledging(answer.session, version)
         key, said = (answer.question, answer.question_hash), _said(answer)
         question = published.policies.get(key)
         trace = _AnswerTrace(self._traces, event, answer, self._links(answer.inputs), time.monotonic_ns())
-        if reason := question and suppressed(question, said, published.last.get(key)):
+        reason = question and suppressed(question, said, published.last.get(key))
+        if version.held and reason != "late":
+            version.said.append(answer)
+        if reason:
             self._store.inc("foretick_answers_suppressed_total", reason=reason)
             trace.end(trace.taken)
             acknowledge(DeliveryOutcome.DELIVERED)
@@ -388,8 +407,9 @@ class Publisher:
             log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
             reason = event.code if event.code in FAILURES else "other"
             self._store.inc("foretick_answers_failed_total", reason=reason)
-        version = self._published[event.session].expect(event.version, event.inputs, event.asked)
+        version = self._expect(event.session, event.version, event)
         ended = event.code in ("stopping", "unknown_session")
+        version.stopped = version.stopped or ended
         self._acknowledging(event.session, version)(
             DeliveryOutcome.STOPPED if ended else DeliveryOutcome.REFUSED
         )
@@ -398,7 +418,17 @@ class Publisher:
     def texts_asked(self, event: protocol.TextsAsked) -> None:
         """A version whose answers may come late: later versions must not acknowledge its inputs."""
         if not self._drops(event.session, event.version):
-            self._published[event.session].expect(event.version, event.inputs, event.asked)
+            self._expect(event.session, event.version, event)
+
+    def _expect(
+        self,
+        session: str,
+        version: int,
+        event: protocol.Answered | protocol.AnswerFailed | protocol.TextsAsked,
+    ) -> _Version:
+        """The version that an event is about, which is asked as many questions as that says."""
+        held = self.signals.reads(session)
+        return self._published[session].expect(version, event.inputs, event.asked, held=held)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
@@ -437,6 +467,7 @@ class Publisher:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
             published.forget()
+        self.signals.forget()
         self.progress.go_on()
         self.outbox.forget()
 
@@ -476,6 +507,23 @@ class Publisher:
                 epoch=self.progress.epoch,
             )
             self.outbox.put(session, ready, session, {})
+        self._make_signals(session)
+
+    def _make_signals(self, session: str) -> None:
+        """Of versions whose answers are all there, in order; they are acknowledged like answers."""
+        for number, version in sorted(self._published[session].versions.items()):
+            if version.held and (version.awaited or version.stopped):
+                return
+            if version.held:
+                version.held = False
+                acknowledge = self._acknowledging(session, version)
+                version.signals, made = self.signals.made(session, number, version.said, version.inputs)
+                version.said.clear()
+                version.open += len(made)
+                for signal in made:
+                    headers = {"signal_id": signal.signal_id.encode()}
+                    self.outbox.put(session, signal, signal.symbol, headers, acknowledge)
+                acknowledge(DeliveryOutcome.DELIVERED)
 
     def _acknowledging(self, session: str, version: _Version) -> Done:
         published = self._published[session]
@@ -497,7 +545,13 @@ class Publisher:
                 if tracker is not None:
                     tracker.acknowledge(session, stream, low_watermark)
             self.progress.acknowledge(
-                session, number, version.sequences, inputs.closed, version.window, inputs.written
+                session,
+                number,
+                version.sequences,
+                inputs.closed,
+                version.window,
+                inputs.written,
+                version.signals,
             )
             self.outbox.complete(session, number)
 

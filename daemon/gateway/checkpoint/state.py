@@ -88,6 +88,7 @@ class _Session:
         self.again = again
         if again:
             self.history = Progress()
+            self.progress = msgspec.structs.replace(self.progress, signals=b"")
 
     def number(self) -> int:
         """The number of the answer that is published next."""
@@ -391,16 +392,20 @@ class ProgressStore:
         closed: tuple[int, ...],
         window: WindowStart = _UNKNOWN,
         written: LowWatermarks = (),
+        signals: bytes | None = None,
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
         ``window``: of that version. Where it is not known, it begins nowhere before the last one that was.
+        ``signals``: as in `Progress`; None where that version says nothing about them.
         """
         known = self._session(session)
         before = known.progress
         window = before.window if window == _UNKNOWN else window
         closed, written = _furthest(before.closed, closed), furthest(before.written, written)
-        known.acknowledge(Progress(self.epoch, version, before.sequence, closed, window, written), sequences)
+        signals = before.signals if signals is None else signals
+        progress = Progress(self.epoch, version, before.sequence, closed, window, written, signals)
+        known.acknowledge(progress, sequences)
 
     def is_history(self, session: str, closed: tuple[int, ...], written: LowWatermarks = ()) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""

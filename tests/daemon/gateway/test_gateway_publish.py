@@ -46,7 +46,7 @@ class Rig:
         self.config = config or inproc_config(["V:AAA", "V:BBB"])
         names = [session.name for session in self.config.sessions]
         sinks = [route.sink.name for route in routes]
-        self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
+        self.store = MetricStore.local({"session": names, "source": ["test"], "sink": sinks})
         self.tracker = OffsetTracker()
         self.sessions = Sessions(self.config, self.store)
         routes = routes if exactly_once is None else (*routes, exactly_once)
