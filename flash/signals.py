@@ -153,14 +153,14 @@ def stepped(
     clauses = {
         key: _after(rule, clause, before.clauses.get(key, ClauseState()), said.get(clause.question))
         for rule in rules
-        for key, clause in _keys(rule)
+        for key, clause in keys_of(rule)
         if clause.session == session
     }
     fired = {rule.hash: before.fired[rule.hash] for rule in rules if rule.hash in before.fired}
     now = {**states, session: SessionSignals(clauses, fired)}
     made = []
     for rule in rules:
-        of_rule = [now.get(each.session, UNKNOWN).clauses.get(key) for key, each in _keys(rule)]
+        of_rule = [now.get(each.session, UNKNOWN).clauses.get(key) for key, each in keys_of(rule)]
         found = tuple(each for each in of_rule if each is not None and each.met and each.defined)
         # what has held from the first answers on did not begin to hold
         if len(found) < len(of_rule) or not any(each.since for each in found):
@@ -176,7 +176,8 @@ def stepped(
     return now[session], made
 
 
-def _keys(rule: SignalRule) -> list[tuple[str, Clause]]:
+def keys_of(rule: SignalRule) -> list[tuple[str, Clause]]:
+    """Its clauses, each with its key in `SessionSignals`."""
     return [(f"{rule.hash}.{number}", clause) for number, clause in enumerate(rule.clauses)]
 
 

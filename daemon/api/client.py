@@ -103,6 +103,7 @@ class Methods:
     remove_question = Method(messages.RemoveQuestion, messages.QuestionsReply)
     pause = Method(messages.Pause, messages.QuestionsReply)
     label = Method(messages.Label, messages.LabelReply)
+    signals = Method(messages.ListSignals, messages.SignalsReply)
     stats = Method(messages.Stats, messages.StatsReply)
     trace = Method(messages.GetTrace, messages.TraceReply)
     open_prompt = Method(messages.Open, messages.PromptReply)

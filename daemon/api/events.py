@@ -24,7 +24,7 @@ from daemon.api.limits import Quota
 from daemon.api.messages import EventData, EventKind, LostReason, QueryError
 from daemon.tenants import ALL, Client, Tenant
 from feeds.codec import encode
-from feeds.market_data import Answer, AnyMessage, DataUpdated, FlashReady
+from feeds.market_data import Answer, AnyMessage, DataUpdated, FlashReady, Signal
 from metrics.store import MetricStore
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
@@ -60,8 +60,8 @@ class PublishedEvent:
     """
 
     __slots__ = (
-        *("_json", "_msgpack", "_sse", "id", "kind", "message", "number", "order", "question", "session"),
-        "start",
+        *("_json", "_msgpack", "_sse", "also", "id", "kind", "message", "number", "order", "question"),
+        *("session", "start"),
     )
 
     def __init__(self, start: str, number: int, message: EventData, id_: str = "", order: int = 0) -> None:
@@ -69,7 +69,12 @@ class PublishedEvent:
         self.kind: EventKind = message.__struct_config__.tag  # type: ignore[assignment]  # one of them
         self.session = message.session
         self.question = message.question if isinstance(message, Answer) else ""
+        self.also = [each.session for each in message.answers] if isinstance(message, Signal) else []
         self._json = self._sse = self._msgpack = b""
+
+    def is_seen_by(self, tenant: Tenant) -> bool:
+        """Whether the tenant sees all sessions that it tells of."""
+        return tenant.sees(self.session) and all(map(tenant.sees, self.also))
 
     @property
     def identity(self) -> int:
@@ -77,6 +82,8 @@ class PublishedEvent:
         told = self.message
         if isinstance(told, Answer) and told.answer_id:
             return hash((told.answer_id, self.question))
+        if isinstance(told, Signal):
+            return hash(told.signal_id)
         return hash((told.session, self.kind, self.question, told.data_version, told.as_of))
 
     @property
@@ -203,7 +210,7 @@ class Subscription:
 
     def matches(self, event: PublishedEvent) -> bool:
         """Whether the client may see it, and wants it."""
-        return self.client.tenant.sees(event.session) and self.chosen.matches(event)
+        return event.is_seen_by(self.client.tenant) and self.chosen.matches(event)
 
     @property
     def selects(self) -> bool:
@@ -330,7 +337,7 @@ class Events:
 
     def publish(self, message: AnyMessage) -> None:
         """Tell the clients that listen of an event of this daemon; DLQ records are not for them."""
-        if isinstance(message, Answer | DataUpdated | FlashReady):
+        if isinstance(message, Answer | Signal | DataUpdated | FlashReady):
             self._tell(PublishedEvent(self.start, self._daemons[self.start].number + 1, message), live=True)
 
     # Other daemons.
@@ -404,7 +411,7 @@ class Events:
         there.kept.append(event)
         for name in ("", event.session):
             for (tenant, chosen), clients in self._groups.get(name, {}).items():
-                for client in clients if tenant.sees(event.session) and chosen.matches(event) else ():
+                for client in clients if event.is_seen_by(tenant) and chosen.matches(event) else ():
                     is_own = event.start == self.start or not client.client.forwarded
                     if is_own and client.expects(event, live=live):
                         told = event.at(self._id_for(client)) if client.ahead else event

@@ -19,7 +19,7 @@ from daemon.api.operations import OPERATIONS, FindAnswers, FindQuestions, FoundA
 from daemon.api.subscriptions import StreamItem, SubscriptionUpdate
 from daemon.traces.trace_context import TRACEPARENT
 from feeds.decoding import Undecodable, decoded
-from feeds.market_data import Answer, DataUpdated, FlashReady
+from feeds.market_data import Answer, DataUpdated, FlashReady, Signal
 
 EVENTS = "/v1/events"
 _VERSION, _DATA = "/v1/version", "/v1/data"
@@ -48,6 +48,7 @@ _KINDS: dict[str, type[EventData]] = {
     "answer": Answer,
     "flash_ready": FlashReady,
     "data_updated": DataUpdated,
+    "signal": Signal,
 }
 Read = Callable[[Any], Received]
 

@@ -18,12 +18,12 @@ from msgspec import Meta
 from daemon.traces.recorded_trace import Trace
 from daemon.traces.trace_context import MAX_CHARS
 from feeds.decoding import Undecodable, decoded, shortened
-from feeds.market_data import Answer, AnswerMetadata, DataUpdated, FlashReady
+from feeds.market_data import Answer, AnswerMetadata, DataUpdated, FlashReady, Signal
 from flash.question import AnswerForm, PublishWhen
 
 VERSION = 1
 """Of this protocol."""
-EventKind = Literal["answer", "flash_ready", "data_updated"]
+EventKind = Literal["answer", "signal", "flash_ready", "data_updated"]
 LostReason = Literal["slow", "expired", "restarted", "unknown_id"]
 EndReason = Literal["lease", "access", "shutting_down"]
 Code = Literal[
@@ -226,6 +226,12 @@ class Label(_OfSession, frozen=True, tag="label"):
     choice: Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
+class ListSignals(_Request, frozen=True, tag="signals"):
+    """Conditions on a session's answers, or on all, as they stand, and the newest signals that they fired."""
+
+    session: Annotated[str, Meta(max_length=128)] = ""
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters and latency quantiles, by metric name."""
 
@@ -372,6 +378,7 @@ ClientRequest = (
     | Answers
     | QuestionRequest
     | Label
+    | ListSignals
     | Stats
     | GetTrace
     | PromptRequest
@@ -505,6 +512,40 @@ class LabelReply(_Reply, frozen=True, tag="label_reply"):
     right: bool
     covered: bool
     coverage: float
+
+
+class ClauseInfo(msgspec.Struct, frozen=True):
+    """A clause of a condition. ``met``: it holds; ``defined``: the newest answer, ``text``, counts.
+
+    ``run``: answers in a row that meet it, at most `for_bars`. ``since``: id of the answer with which it
+    began to hold, empty where it has held from its first answer on.
+    """
+
+    session: str
+    question: str
+    met: bool
+    defined: bool
+    run: int
+    for_bars: int
+    since: str = ""
+    text: str = ""
+
+
+class ConditionInfo(msgspec.Struct, frozen=True):
+    """A condition of one session, and its newest signal: id, empty before the first, and event time, ns."""
+
+    name: str
+    owner: str
+    clauses: tuple[ClauseInfo, ...]
+    signal_id: str = ""
+    as_of: int = -1
+
+
+class SignalsReply(_Reply, frozen=True, tag="signals_reply"):
+    """The conditions, and the newest signals of this daemon since its start, the newest last."""
+
+    conditions: tuple[ConditionInfo, ...]
+    signals: tuple[Signal, ...]
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -725,6 +766,7 @@ Reply = (
     | AnswersReply
     | QuestionsReply
     | LabelReply
+    | SignalsReply
     | StatsReply
     | TraceReply
     | PromptReply
@@ -743,7 +785,7 @@ Received = Reply | Control
 """What a client's calls send, and get."""
 SocketMessage = Reply | Control | EventMessage | LostMessage | Ended
 """All that the query socket sends."""
-EventData = Answer | DataUpdated | FlashReady
+EventData = Answer | Signal | DataUpdated | FlashReady
 
 
 class QueryError(Exception):

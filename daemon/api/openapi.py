@@ -272,7 +272,7 @@ def _events() -> Schema:
             "description": "As `after`, and before it."}  # fmt: skip
     return {
         "operationId": "events",
-        "summary": "Server-sent events: answers, flash_ready, data_updated",
+        "summary": "Server-sent events: answers, signals, flash_ready, data_updated",
         "parameters": [*_parameters(EventsQuery, EventsQuery.__struct_fields__, "query"), last],
         "responses": {
             "200": response("The stream; it does not end by itself.", text, "text/event-stream"),

@@ -209,6 +209,10 @@ OPERATIONS: tuple[Operation, ...] = (
         ("unknown_session", "unknown_version", "not_calibrated", "repeated"),
     ),
     Operation(
+        "GET", "/v1/signals", "listSignals", "Conditions as they stand, and the newest signals",
+        messages.ListSignals, messages.SignalsReply, ("unknown_session",), body="none", query=("session",),
+    ),
+    Operation(
         "GET", "/v1/stats", "stats", "Counters, gauges and latency quantiles",
         messages.Stats, messages.StatsReply, body="none",
     ),

@@ -55,7 +55,7 @@ from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
-from feeds.market_data import Answer, AnyRecord, Bar, Recorded
+from feeds.market_data import Answer, AnyRecord, Bar, Recorded, Signal
 from feeds.merged_files import files_of
 from feeds.recorded_file import read_records
 from feeds.replay_source import ReplaySource
@@ -68,6 +68,8 @@ from ingest.lines import decimal
 log = logging.getLogger(__name__)
 
 MAX_SYMBOLS = 8
+SIGNALS = "signals"
+"""The topic of what is printed as signals."""
 MAX_LATE = 1.0
 """Percent of a session's records."""
 _LOOKED_AT = 20_000
@@ -361,7 +363,7 @@ async def _through_daemon(
     tell_if_cold()
     stop = asyncio.Event()
     with stopping_on_signals(stop):
-        gateway = make(config, source=source, routes=[SinkRoute(printer, "answers")])
+        gateway = make(config, source=source, routes=[SinkRoute(printer, "answers", signals=SIGNALS)])
         try:
             await gateway.start()
             async with showing_progress(source, shown=not printer.as_json):
@@ -421,7 +423,7 @@ async def showing_progress(source: ReplaySource, shown: bool = True) -> AsyncIte
 
 
 class AnswerPrinter:
-    """A sink that prints one line per answer, as text or as it is published.
+    """A sink that prints one line per answer and signal, as text or as it is published.
 
     A line has the opening and the close of the newest bar, as far as `watch` has seen the bars of
     ``sessions``: their newest ones are kept.
@@ -453,12 +455,15 @@ class AnswerPrinter:
         """Nothing to connect."""
 
     async def publish(self, topic: str, key: bytes | None, payload: bytes, headers: object) -> None:
-        """Print the answer."""
-        answer = _answers.decode(payload)
-        self.count += 1
+        """Print the answer, or the signal."""
+        self.count += topic != SIGNALS
         if self.as_json:
             self._write(f"{payload.decode()}\n")
             return
+        if topic == SIGNALS:
+            self._signal(_signals.decode(payload))
+            return
+        answer = _answers.decode(payload)
         flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""
         sure = "" if answer.probability is None else f"probability {answer.probability:.3f}, "
         self._write(
@@ -466,13 +471,22 @@ class AnswerPrinter:
             f"({sure}gap {answer.logit_gap:.3f}){flags}\n"
         )
 
+    def _signal(self, signal: Signal) -> None:
+        because = ", ".join(f"{each.session} {each.question}: {each.text}" for each in signal.answers)
+        opened = signal.as_of if signal.bar < 0 else signal.bar
+        at = self._at(signal.session, opened, signal.as_of)
+        self._write(f"{signal.symbol} {at}v{signal.data_version} SIGNAL {signal.name} ({because})\n")
+
     def _bar(self, answer: Answer) -> str:
         """Its newest bar; of a line that is none, and of bars that were not watched, just its time."""
         openings = answer.answer_id.rpartition(":")[2].split(",")
         opened = max((int(each) for each in openings if each.isdecimal()), default=answer.as_of)
-        closes = self._closes.get(answer.session)
+        return self._at(answer.session, opened, answer.as_of)
+
+    def _at(self, session: str, opened: int, as_of: int) -> str:
+        closes = self._closes.get(session)
         price = None if closes is None else closes.get(opened)
-        at = np.datetime64(opened if price is not None else answer.as_of, "ns")
+        at = np.datetime64(opened if price is not None else as_of, "ns")
         text = str(at)
         for end in (".000000000", "000000", "000"):
             text = text.removesuffix(end) if "." in text else text
@@ -482,4 +496,4 @@ class AnswerPrinter:
         """Nothing to close."""
 
 
-_answers = msgspec.json.Decoder(Answer)
+_answers, _signals = msgspec.json.Decoder(Answer), msgspec.json.Decoder(Signal)

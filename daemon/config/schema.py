@@ -821,7 +821,7 @@ class SignalConfig(Table, frozen=True):
     ] = 0
     withheld_by: Annotated[
         tuple[Flag, ...], about("flags of answers that count as undefined: neither met nor not met")
-    ] = ("abstained", "warm_up", "stale", "silent", "halted", "incomplete")
+    ] = ("abstained", "untrained", "warm_up", "stale", "silent", "halted", "incomplete")
 
 
 class FlashConfig(Table, frozen=True):

@@ -34,6 +34,7 @@ FOR_ALL = (
     | messages.ShowPrompt
     | messages.Answers
     | messages.ListQuestions
+    | messages.ListSignals
     | messages.Stats
     | messages.GetTrace
     | messages.PromptRequest

@@ -13,6 +13,7 @@ from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.request_trace import visible_traces
+from daemon.gateway.signal_requests import SignalRequests
 from daemon.tenants import Client
 from daemon.traces.recent_traces import RecentTraces
 
@@ -30,10 +31,11 @@ class Services:
         prompts: Prompts,
         pushes: Pushes,
         traces: RecentTraces,
+        signals: SignalRequests,
     ) -> None:
         self._sessions, self._generations, self._live = sessions, generations, live
         self._questions, self._labels, self._prompts, self._pushes = questions, labels, prompts, pushes
-        self._traces = traces
+        self._traces, self._signals = traces, signals
 
     def begin(self, request: messages.ClientRequest, client: Client) -> Answering:
         """A ready answer, or what to await for a reply. Raises QueryError."""
@@ -64,6 +66,8 @@ class Services:
                 return partial(self._questions.pause, request)
             case messages.Label():
                 return partial(self._labels.label, request)
+            case messages.ListSignals():
+                return self._signals.found(request, client)
             case messages.Stats():
                 return partial(self._sessions.stats, request, client.tenant)
             case messages.GetTrace():

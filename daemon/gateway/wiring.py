@@ -55,6 +55,7 @@ from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.record_decoder import RingTurns
 from daemon.gateway.services import Services
+from daemon.gateway.signal_requests import SignalRequests
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.status import Status
@@ -396,7 +397,10 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         lambda name, moment: data.inputs.names.symbol(name, moment) or "",
     )
     labels = LabelRequests(sessions, store, base.pending)
-    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes, base.traces)
+    signals = SignalRequests(data.publisher.signals, sessions)
+    services = Services(
+        sessions, generations, live, data.questions, labels, prompts, pushes, base.traces, signals
+    )
     peers = Peers(base.wait_s, base.keys, store)
     queries = Queries(
         services.begin,

@@ -176,17 +176,18 @@ async def running(
     tape: Tape | None = None,
     *,
     ready: str = "",
+    signals: str = "",
     **wiring: Any,
 ) -> AsyncIterator[RunningDaemon]:
     """A daemon that has started, stopped at the end unless the test did; then its books must balance.
 
     By default it reads a `QueueSource`, with an empty ``source`` those of the configuration. The tape is of
-    all its symbols. ``ready``: topic of that event; ``wiring``: of `make_gateway`.
+    all its symbols. ``ready``, ``signals``: topics of those; ``wiring``: of `make_gateway`.
     """
     sources = [*source] if isinstance(source, Sequence) else [source or QueueSource()]
     symbols = dict.fromkeys(each for session in config.sessions for each in session.symbols)
     sink = MemorySink()
-    routes = [SinkRoute(sink, ANSWERS, UPDATES, DEAD, ready)]
+    routes = [SinkRoute(sink, ANSWERS, UPDATES, DEAD, ready, signals)]
     given = sources if len(sources) > 1 else next(iter(sources), None)
     gateway = make_gateway(config, source=given, routes=routes, **wiring)
     try:

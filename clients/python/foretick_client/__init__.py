@@ -9,7 +9,7 @@ from foretick_client.blocking import EventStream
 from foretick_client.client import AsyncQueryClient, QueryClient
 from foretick_client.dealer import ClientKeys
 from foretick_client.messages import AskReply, LostMessage, QueryError
-from foretick_client.records import Answer, DataUpdated, FlashReady
+from foretick_client.records import Answer, DataUpdated, FlashReady, Signal
 from foretick_client.subscriptions import AsyncEventStream, SubscriptionUpdate
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "LostMessage",
     "QueryClient",
     "QueryError",
+    "Signal",
     "SubscriptionUpdate",
     "history",
 ]

@@ -1,0 +1,90 @@
+"""Signals of a daemon with a real engine: what is published, what clients hear, and what they may ask."""
+
+from decimal import Decimal
+
+from daemon.api.events import EventFilter
+from daemon.config.schema import ClauseConfig, QuestionConfig, SignalConfig
+from daemon.config.signals import rules_of
+from daemon.tenants import LOCAL, Client, Tenant
+from feeds.market_data import Answer, Signal
+from flash.signals import Said, SessionSignals, stepped
+from tests.kit import inproc_config, until
+from tests.kit.inproc import RunningDaemon, running
+
+QUESTIONS = (
+    QuestionConfig("trend", "Up or down?", ("UP", "DOWN")),
+    QuestionConfig("pullback", "Is it pulling back?", ("YES", "NO")),
+)
+BARS = 12
+SIGNALS = (
+    SignalConfig("any", (ClauseConfig("trend", changed=True),), withheld_by=()),
+    SignalConfig(
+        "both",
+        (ClauseConfig("trend", answer=("UP",)), ClauseConfig("pullback", "bbb", answer=("YES",))),
+        withheld_by=(),
+    ),
+)
+
+
+def reference(daemon: RunningDaemon) -> set[str]:
+    """Ids of the signals of one session each, by its published answers in the order of their versions."""
+    rules = [each for each in rules_of(daemon.gateway.config) if len(each.sessions) == 1]
+    found = set()
+    for session in ("aaa", "bbb"):
+        state = SessionSignals()
+        versions: dict[int, list[Answer]] = {}
+        for answer in daemon.answers(session):
+            versions.setdefault(answer.data_version, []).append(answer)
+        for version, answers in sorted(versions.items()):
+            said = {
+                a.question: Said(
+                    *(a.answer_id, version, a.text, None if a.value is None else Decimal(a.value)),
+                    *(a.probability, a.flags),
+                )
+                for a in answers
+            }
+            own = [each for each in rules if session in each.sessions]
+            state, made = stepped(own, {session: state}, session, version, answers[0].as_of, said)
+            found |= {each.signal_id for each in made}
+    return found
+
+
+async def test_signals_follow_from_published_answers_and_reach_every_client() -> None:
+    config = inproc_config(["V:AAA", "V:BBB"], standing="none", questions=QUESTIONS, signals=SIGNALS)
+    async with running(config, signals="signals.v1") as daemon:
+        listening = daemon.gateway.events.subscribe(
+            Client(LOCAL, "test"), EventFilter(kinds=frozenset(["signal"])), "sse"
+        )
+        restricted = daemon.gateway.events.subscribe(
+            Client(Tenant("desk", sessions=("aaa",)), "test"), EventFilter(kinds=frozenset(["signal"])), "sse"
+        )
+        await daemon.advance(BARS)
+        await until(lambda: daemon.gateway.publisher.progress.of("aaa").version == BARS)
+        await until(lambda: daemon.gateway.publisher.progress.of("bbb").version == BARS)
+        sent = [each for each in daemon.sink.messages("signals.v1") if isinstance(each, Signal)]
+        expected = reference(daemon)
+        assert expected
+        assert {
+            each.signal_id for each in sent if len({cause.session for cause in each.answers}) == 1
+        } == expected
+        assert len({each.signal_id for each in sent}) == len(sent)
+        published = {each.answer_id: each for name in ("aaa", "bbb") for each in daemon.answers(name)}
+        for signal in sent:
+            for cause in signal.answers:
+                assert published[cause.answer_id].text == cause.text
+        heard = [event.message for event in listening.take()[1]]
+        assert heard == sent
+        assert [event.message for event in restricted.take()[1]] == [
+            each for each in sent if {cause.session for cause in each.answers} == {"aaa"}
+        ]
+        reply = (await daemon.http("GET", "/v1/signals?session=aaa")).json
+        assert {(each["name"], each["owner"]) for each in reply["conditions"]} == {
+            ("any", "aaa"),
+            ("both", "aaa"),
+        }
+        assert {each["signal_id"] for each in reply["signals"]} == {
+            each.signal_id for each in sent if "aaa" in {each.session, *(c.session for c in each.answers)}
+        }
+        unknown = await daemon.http("GET", "/v1/signals?session=zzz")
+        assert unknown.json["code"] == "unknown_session"
+        assert daemon.count("signals", outcome="fired") == len(sent)
