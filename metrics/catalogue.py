@@ -79,6 +79,7 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
 
 # Why a question got no answer.
+WEBHOOKS: tuple[str, ...] = ("delivered", "failed", "given_up", "dropped")
 SIGNALS: tuple[str, ...] = ("fired", "suppressed")
 SUPPRESSED: tuple[str, ...] = (
     "unchanged",
@@ -512,6 +513,15 @@ METRICS: tuple[Metric, ...] = (
         "Signals that conditions on answers have fired; suppressed ones came within a cooldown.",
         outcome=SIGNALS,
     ),
+    _counter(
+        "foretick_webhook_attempts_total",
+        "Requests of webhooks. Worry when failed ones grow: nobody takes them; given_up and dropped signals "
+        "are not sent any more, which the log names.",
+        "sink",
+        outcome=WEBHOOKS,
+    ),
+    _histogram("foretick_webhook_seconds", "Time of a webhook's request until its status."),
+    _gauge("foretick_webhook_waiting", "Signals that wait to be sent. Worry when it grows.", "sink"),
     _counter(
         "foretick_flash_coalesced_total",
         "Bars answered only together with a later version. Worry when it grows steadily: overload.",

@@ -20,10 +20,11 @@ from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.engine.build import Built, build, register
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
-from feeds.connector import Finding, SettingError
+from feeds.connector import Finding, SettingError, settings_in
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import BrokerError
 from feeds.topic_sample import TopicSample
+from feeds.webhook_signatures import read_keys
 from flash.registry import Registry
 from support.plugins import installed
 
@@ -164,6 +165,10 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
 
 def _access(config: Config) -> Iterator[Finding]:
     tenants = tenants_of(config, query_keys(config.query))
+    for number, webhook in enumerate(config.webhooks):
+        with settings_in(f"webhooks[{number}]"):
+            keys = read_keys("secret_file", webhook.secret_file)
+        yield Finding(f"webhooks[{number}].secret_file", f"{len(keys)} secrets can be used")
     if tls_of(config.http) is not None:
         yield Finding("http.tls_certificate_file", "the certificate and its key can be used")
     if tenants.required:

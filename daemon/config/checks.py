@@ -14,7 +14,7 @@ from daemon.config.by_model import by_model, key_of_file
 from daemon.config.errors import ConfigProblem
 from daemon.config.question_sets import SETS
 from daemon.config.schema import ALL, BarsConfig, Config, ModelConfig, SessionConfig, required_keys
-from daemon.config.signals import signal_problems
+from daemon.config.signals import signal_problems, webhook_problems
 from daemon.config.standing import is_asked, refusal_by
 from daemon.config.symbol_checks import symbol_problems
 from feeds.connector import Connector
@@ -42,6 +42,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _questions,
         _answerable,
         signal_problems,
+        webhook_problems,
         _positions,
         _pool,
         _scheduler,

@@ -824,6 +824,34 @@ class SignalConfig(Table, frozen=True):
     ] = ("abstained", "untrained", "warm_up", "stale", "silent", "halted", "incomplete")
 
 
+class WebhookConfig(Table, frozen=True):
+    """Where signals are posted to, signed as Standard Webhooks says; see signals."""
+
+    name: Annotated[str, about("name in metrics, and of its files", pattern=_NAME, max_length=64)]
+    url: Annotated[
+        str, about("http:// or https:// address; nothing else is called, and no redirect followed")
+    ]
+    secret_file: Annotated[
+        str,
+        about(
+            "secrets, `whsec_` and base64, a line each: a request is signed by each; only its owner may read the "
+            "file",
+            min_length=1,
+        ),
+    ]
+    signals: Annotated[tuple[str, ...], about("names of the signals that it gets; empty is all")] = ()
+    timeout: Annotated[Duration, about("longest time of a request")] = Duration(10 * SECOND)
+    max_attempts: Annotated[
+        int,
+        about(
+            "attempts before a signal is given up: 12, with pauses of 1 s to 5 min, take about 25 min", ge=1
+        ),
+    ] = 12
+    max_waiting: Annotated[
+        int, about("most signals that wait; further ones become DLQ records", ge=1, le=100_000)
+    ] = 1000
+
+
 class FlashConfig(Table, frozen=True):
     """How standing questions are asked."""
 
@@ -1200,6 +1228,7 @@ class Config(Table, frozen=True):
     symbols: SymbolsConfig = SymbolsConfig()
     questions: tuple[QuestionConfig, ...] = ()
     signals: tuple[SignalConfig, ...] = ()
+    webhooks: tuple[WebhookConfig, ...] = ()
     flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
     sources: tuple[NamedSource, ...] = ()

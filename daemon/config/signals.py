@@ -1,8 +1,10 @@
-"""`[[signals]]`: the rules that they declare, and what is wrong with them."""
+"""`[[signals]]` and `[[webhooks]]`: the rules that they declare, and what is wrong with them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from daemon.config.answerable import terse_of, terse_text
 from daemon.config.schema import ClauseConfig, Config, ModelConfig, SessionConfig, SignalConfig
@@ -98,6 +100,40 @@ def signal_problems(config: Config) -> Iterator[tuple[str, str]]:
             problems = problems or list(_answer_problems(config, signal, clause, asked))
             yield from ((f"{here}.when[{number}].{key}", why) for key, why in problems)
         yield from _contradictions(here, signal)
+
+
+def webhook_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Each key of `[[webhooks]]` that makes no sense, and why."""
+    first: dict[str, int] = {}
+    names = [each.name for each in config.signals]
+    for index, webhook in enumerate(config.webhooks):
+        here = f"webhooks[{index}]"
+        if (at := first.setdefault(webhook.name, index)) != index:
+            yield f"{here}.name", f"{webhook.name!r} is already webhooks[{at}].name"
+        if webhook.name in config.sink.connectors:
+            yield f"{here}.name", f"{webhook.name!r} is a sink's: name it otherwise"
+        if not is_address(webhook.url):
+            yield f"{here}.url", f"{webhook.url!r} is no address such as https://desk.example/signals"
+        elif find_spec("httpx2") is None:
+            yield f"{here}.url", "httpx2 is not installed: pip install 'foretick[webhooks]'"
+        for name in webhook.signals:
+            if name not in names:
+                yield (
+                    f"{here}.signals",
+                    f"there is no signal named {name!r}; there are: {', '.join(names) or 'none'}",
+                )
+        if not names:
+            yield here, "there are no [[signals]] that it could send"
+
+
+def is_address(url: str) -> bool:
+    """Whether HTTP can be spoken there; without a password, which logs would show."""
+    try:
+        address = urlsplit(url)
+        valid = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:
+        return False
+    return valid and address.username is None
 
 
 def _shape_problems(here: str, signal: SignalConfig) -> Iterator[tuple[str, str]]:

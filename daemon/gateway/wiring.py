@@ -208,11 +208,13 @@ def _base(
         sources = make_sources(config)
     else:
         sources = list(source) if isinstance(source, Sequence) else [source]
+    own = routes is None
     routes = make_routes(config) if routes is None else list(routes)
     keys = query_keys(config.query)
     tenants = tenants_of(config, keys)
     labels = labels_of(config, sources, routes) | {"tenant": tenant_labels(tenants)}
     store = MetricStore.create(labels)
+    routes += _webhooks(config, store) if own else []
     scheduling = config.scheduler
     store.set("foretick_scheduler_info", 1, policy=scheduling.policy, eviction=scheduling.eviction)
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,6 +242,16 @@ def _base(
         traces=_traces(config.traces, exporter),
         exporter=exporter,
     )
+
+
+def _webhooks(config: Config, store: MetricStore) -> list[SinkRoute]:
+    """Raises SettingError."""
+    if not config.webhooks:
+        return []
+    # imported here: its HTTP client is an extra
+    from daemon.gateway.webhooks import webhook_routes
+
+    return webhook_routes(config, store)
 
 
 def _exporter(settings: TracesConfig, store: MetricStore) -> TraceExporter | None:
@@ -528,7 +540,7 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRo
         "session": [session.name for session in config.sessions],
         # of the ring first: all sources together
         "source": [ALL, *names] if len(names) > 1 else names or ["none"],
-        "sink": [route.sink.name for route in routes],
+        "sink": [*(route.sink.name for route in routes), *(each.name for each in config.webhooks)],
         "policy": [config.scheduler.policy],
         "eviction": [config.scheduler.eviction],
     }
