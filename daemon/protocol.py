@@ -194,7 +194,8 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
     ``late``: of these bars, those that missed the session's freshness objective. ``history``: they were
-    answered for before this engine started, so nothing is asked of this version.
+    answered for before this engine started, so nothing is asked of this version. ``close``: of the newest of
+    these bars that is of the session's first symbol, in units of its price scale.
     """
 
     session: str
@@ -207,6 +208,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     late: int = 0
     history: bool = False
     made: Provenance = Provenance()
+    close: int | None = None
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -269,7 +269,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
 
     ``name``: of the condition; ``session`` has the answer that came last, ``owner`` is the one that has the
     signal. ``bar``: opening of the newest bar (ns), -1 where none is known; ``as_of``: event time of the
-    newest record. ``answers``: of the clauses, in their order. ``signal_id`` follows from the answers with
+    newest record. ``close``: of the newest bar of the session's first symbol, as decimal text, None where the
+    version has none. ``answers``: of the clauses, in their order. ``signal_id`` follows from the answers with
     which the clauses began to hold: the same signal, published again, has it again.
     """
 
@@ -281,6 +282,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
     data_version: int
     as_of: int
     bar: int
+    close: str | None
     answers: list[SignalCause]
     epoch: int = 0
     published_at: int = 0

@@ -37,6 +37,7 @@ MEANS: tuple[str, ...] = (
     "foretick_tenant_wait_seconds",
     "foretick_transaction_seconds",
     "foretick_hand_over_seconds",
+    "foretick_webhook_seconds",
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes of asks, free text and prompts: those that clients see the tokens of.
@@ -79,6 +80,7 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
 
 # Why a question got no answer.
+# What became of an attempt to send a signal, or of a signal that is not sent any more.
 WEBHOOKS: tuple[str, ...] = ("delivered", "failed", "given_up", "dropped")
 SIGNALS: tuple[str, ...] = ("fired", "suppressed")
 SUPPRESSED: tuple[str, ...] = (

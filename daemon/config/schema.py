@@ -834,8 +834,8 @@ class WebhookConfig(Table, frozen=True):
     secret_file: Annotated[
         str,
         about(
-            "secrets, `whsec_` and base64, a line each: a request is signed by each; only its owner may read the "
-            "file",
+            "secrets, `whsec_` and base64, a line each: a request is signed by each; only its owner may "
+            "read the file",
             min_length=1,
         ),
     ]

@@ -106,6 +106,8 @@ _CALIBRATE = "calibrate again (`foretick calibrate`)", "accuracy.md"
 _LABELS = "calibrate again, or mend what sends labels", "accuracy.md"
 FAULTY = sorted(set(FAULT_NAMES) - {"silent", "skewed_clock", "reordered", "duplicate"})
 """Kinds of faults that have no rule of their own, and that good feeds do not have."""
+_WEBHOOK = "look at whom it calls, and at the log, which says why", "signals.md#webhooks"
+_UNSENT = ("failed", "given_up", "dropped")
 _CLIENTS = "look at the clients: their keys, how many requests at a time, how fast they read", "clients.md"
 
 RULES = (
@@ -146,6 +148,7 @@ RULES = (
     Rule("draft_tokens_total", "below", 0.3, ("set scheduler.max_drafts = 0", "scheduling.md"),
          {"outcome": "accepted"}, share_of=("draft_tokens_total", {})),
     Rule("answers_failed_total", "rises", 0, _LOG),
+    *(Rule("webhook_attempts_total", "rises", 0, _WEBHOOK, {"outcome": each}) for each in _UNSENT),
     Rule("refresh_failures_total", "rises", 0, _LOG),
     Rule("publish_retries_total", "rises", 0, _BROKER),
     Rule("transactions_total", "rises", 0, _BROKER, {"outcome": "aborted"}),

@@ -17,7 +17,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import ProvenanceLog
-from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed, origin_of
+from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, is_single, missed, origin_of
 from daemon.session_life import State as Life
 from daemon.traces.recorded_trace import Passes
 from feeds.decimals import parse_fixed
@@ -110,6 +110,7 @@ class Versions:
                 late=late,
                 history=all(bar.history for bar in bars),
                 made=made,
+                close=close_of(bars),
             )
         )
 
@@ -298,6 +299,12 @@ class StandingAnswers:
             "abstained": judged is not None and judged.abstained,
         }
         return tuple(flag for flag, is_set in owned.items() if is_set)
+
+
+def close_of(records: Sequence[TapeRecord]) -> int | None:
+    """Of the newest bar of the first symbol; None without one: an event, or a bar that was corrected."""
+    bars = (each.bar for each in reversed(records) if not is_single(each))
+    return next((bar.close for bar in bars if not bar.leg), None)
 
 
 def times_of(record: TapeRecord) -> Times:

@@ -1,8 +1,8 @@
 """`[[webhooks]]`: signals as signed HTTP requests, by the Standard Webhooks specification.
 
 A webhook is a sink that has a signal once it is in a file of the state directory, so answers never wait for
-whom it calls, and what is not delivered yet is sent after a restart. A signal may be sent more than once, with
-the same id.
+whom it calls, and what is not delivered yet is sent after a restart. A signal may be sent more than once,
+with the same id.
 """
 
 import asyncio

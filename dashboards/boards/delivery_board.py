@@ -6,7 +6,12 @@ from dashboards.panels import Rows, counters, gauges, rates, series
 
 def rows() -> Rows:
     """To the sinks, to listeners, and between daemons."""
-    return {"Checkpoints": _checkpoints(), "Listeners": _listeners(), "Group": _group()}
+    return {
+        "Checkpoints": _checkpoints(),
+        "Listeners": _listeners(),
+        "Signals": _signals(),
+        "Group": _group(),
+    }
 
 
 def _checkpoints() -> list[object]:
@@ -39,6 +44,16 @@ def _listeners() -> list[object]:
     return [
         gauges("Listeners", "short", "foretick_listeners", "transport", over="sum"),
         series("Lost by slow clients, a second", "short", *lost),
+    ]
+
+
+def _signals() -> list[object]:
+    attempts = per_second("foretick_webhook_attempts_total", "sink", "outcome"), "{{sink}} {{outcome}}"
+    return [
+        rates("Signals a second, by outcome", "foretick_signals_total", "outcome"),
+        series("Webhooks: attempts a second", "short", attempts),
+        series("Webhooks: time of an attempt", "s", (mean("foretick_webhook_seconds"), "mean")),
+        gauges("Webhooks: signals that wait", "short", "foretick_webhook_waiting", "sink", over="sum"),
     ]
 
 

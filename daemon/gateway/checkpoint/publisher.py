@@ -73,6 +73,7 @@ class _Version:
     held: bool = False
     stopped: bool = False
     signals: bytes | None = None
+    close: int | None = None
     said: list[Answer] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
 
@@ -286,7 +287,7 @@ class Publisher:
         history = self._is_history(event)
         asked = not history and published.asked(event.version) > 0
         basis = basis_of(event, self.streams) if asked else None
-        version = _Version(event.inputs, window, basis, begun=not asked)
+        version = _Version(event.inputs, window, basis, begun=not asked, close=event.close)
         version = published.versions.setdefault(event.version, version)
         done = nothing if asked else self._acknowledging(event.session, version)
         if history:
@@ -517,7 +518,9 @@ class Publisher:
             if version.held:
                 version.held = False
                 acknowledge = self._acknowledging(session, version)
-                version.signals, made = self.signals.made(session, number, version.said, version.inputs)
+                version.signals, made = self.signals.made(
+                    session, number, version.said, version.inputs, version.close
+                )
                 version.said.clear()
                 version.open += len(made)
                 for signal in made:

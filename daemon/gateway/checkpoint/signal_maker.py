@@ -15,6 +15,7 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from feeds.decoding import Undecodable, decoded
 from feeds.market_data import Answer, Signal, SignalCause
 from flash.signals import UNKNOWN, MadeSignal, Said, SessionSignals, SignalRule, stepped
+from ingest.lines import decimal
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,17 @@ class SignalMaker:
         return self._states[session]
 
     def made(
-        self, session: str, version: int, answers: Sequence[Answer], inputs: protocol.VersionInputs
+        self,
+        session: str,
+        version: int,
+        answers: Sequence[Answer],
+        inputs: protocol.VersionInputs,
+        close: int | None = None,
     ) -> tuple[bytes | None, list[Signal]]:
-        """The signals of a version, and what is known afterwards; None where nothing was answered."""
+        """The signals of a version, and what is known afterwards; None where nothing was answered.
+
+        ``close``: as in `Committed`.
+        """
         if not answers:
             return None, []
         rules = self.rules(session)
@@ -87,11 +96,14 @@ class SignalMaker:
         for each in found:
             self._store.inc("foretick_signals_total", outcome="suppressed" if each.suppressed else "fired")
             if not each.suppressed:
-                made.append(self._message(each, answers[0].symbol, inputs))
+                made.append(self._message(each, answers[0].symbol, inputs, close))
         self.newest.extend(made)
         return _encode(self._states[session]), made
 
-    def _message(self, made: MadeSignal, symbol: str, inputs: protocol.VersionInputs) -> Signal:
+    def _message(
+        self, made: MadeSignal, symbol: str, inputs: protocol.VersionInputs, close: int | None
+    ) -> Signal:
+        settings = self._sessions[made.session]
         causes = [
             SignalCause(clause.session, clause.question, *state.newest)
             for clause, state in zip(made.rule.clauses, made.answers, strict=True)
@@ -105,6 +117,7 @@ class SignalMaker:
             data_version=made.version,
             as_of=made.as_of,
             bar=max(inputs.closed, default=-1),
+            close=None if close is None else decimal(close, settings.price_decimals, settings.scale),
             answers=causes,
             epoch=self._progress.epoch,
             published_at=time.time_ns(),
