@@ -37,7 +37,6 @@ MEANS: tuple[str, ...] = (
     "foretick_tenant_wait_seconds",
     "foretick_transaction_seconds",
     "foretick_hand_over_seconds",
-    "foretick_webhook_seconds",
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes of asks, free text and prompts: those that clients see the tokens of.
@@ -79,10 +78,10 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 # Messages without a payload.
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
 
-# Why a question got no answer.
 # What became of an attempt to send a signal, or of a signal that is not sent any more.
 WEBHOOKS: tuple[str, ...] = ("delivered", "failed", "given_up", "dropped")
 SIGNALS: tuple[str, ...] = ("fired", "suppressed")
+# Why a question got no answer.
 SUPPRESSED: tuple[str, ...] = (
     "unchanged",
     "low_confidence",
@@ -175,6 +174,7 @@ OPEN_LABELS: tuple[str, ...] = (
     "eviction",
     "partition",
     "venue",
+    "webhook",
 )
 
 
@@ -517,13 +517,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_webhook_attempts_total",
-        "Requests of webhooks. Worry when failed ones grow: nobody takes them; given_up and dropped signals "
-        "are not sent any more, which the log names.",
-        "sink",
+        "Requests of webhooks. Worry when failed ones grow: the receiver refuses them or hangs; given_up and "
+        "dropped signals are not sent again, and the log names them.",
+        "webhook",
         outcome=WEBHOOKS,
     ),
-    _histogram("foretick_webhook_seconds", "Time of a webhook's request until its status."),
-    _gauge("foretick_webhook_waiting", "Signals that wait to be sent. Worry when it grows.", "sink"),
+    _counter("foretick_webhook_seconds_total", "Time of a webhook's requests until their status.", "webhook"),
+    _gauge("foretick_webhook_waiting", "Signals that wait to be sent. Worry when it grows.", "webhook"),
     _counter(
         "foretick_flash_coalesced_total",
         "Bars answered only together with a later version. Worry when it grows steadily: overload.",

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FIRST_S, CAP_S = 1.0, 300.0
 """The first pause before a signal is sent again, which doubles, and the longest."""
-AT_ONCE = 8
+CONCURRENT = 8
 """Requests of a webhook that are open at a time: one that hangs holds back no other signal."""
 _SUFFIX = ".json"
 
@@ -151,7 +151,7 @@ class WebhookSink:
         self._note()
 
     def _note(self) -> None:
-        self._store.set("foretick_webhook_waiting", len(self._waiting), sink=self.name)
+        self._store.set("foretick_webhook_waiting", len(self._waiting), webhook=self.name)
         self._news.set()
 
     # Sending.
@@ -163,7 +163,7 @@ class WebhookSink:
             while True:
                 self._news.clear()
                 idle = [each for each in self._waiting.values() if not each.sending]
-                room = AT_ONCE - len(self._waiting) + len(idle)
+                room = CONCURRENT - len(self._waiting) + len(idle)
                 now = time.monotonic()
                 for waiting in sorted(idle, key=lambda each: each.due)[: max(0, room)]:
                     if waiting.due <= now:
@@ -177,7 +177,7 @@ class WebhookSink:
     async def _send(self, client: httpx2.AsyncClient, waiting: _Waiting) -> None:
         began = time.monotonic_ns()
         why = await self._post(client, waiting)
-        self._store.observe("foretick_webhook_seconds", time.monotonic_ns() - began)
+        self._store.inc("foretick_webhook_seconds_total", time.monotonic_ns() - began, webhook=self.name)
         waiting.attempts += 1
         self._tell(why)
         if not why:
@@ -223,4 +223,4 @@ class WebhookSink:
         self._failing = bool(why)
 
     def _count(self, outcome: str) -> None:
-        self._store.inc("foretick_webhook_attempts_total", sink=self.name, outcome=outcome)
+        self._store.inc("foretick_webhook_attempts_total", webhook=self.name, outcome=outcome)

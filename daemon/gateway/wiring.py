@@ -540,7 +540,8 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRo
         "session": [session.name for session in config.sessions],
         # of the ring first: all sources together
         "source": [ALL, *names] if len(names) > 1 else names or ["none"],
-        "sink": [*(route.sink.name for route in routes), *(each.name for each in config.webhooks)],
+        "sink": [route.sink.name for route in routes],
+        "webhook": [each.name for each in config.webhooks],
         "policy": [config.scheduler.policy],
         "eviction": [config.scheduler.eviction],
     }

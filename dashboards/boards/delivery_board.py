@@ -48,12 +48,14 @@ def _listeners() -> list[object]:
 
 
 def _signals() -> list[object]:
-    attempts = per_second("foretick_webhook_attempts_total", "sink", "outcome"), "{{sink}} {{outcome}}"
+    attempts = per_second("foretick_webhook_attempts_total", "webhook", "outcome")
+    seconds = per_second("foretick_webhook_seconds_total", "webhook")
+    requests = per_second("foretick_webhook_attempts_total", "webhook", outcome="delivered|failed|given_up")
     return [
         rates("Signals a second, by outcome", "foretick_signals_total", "outcome"),
-        series("Webhooks: attempts a second", "short", attempts),
-        series("Webhooks: time of an attempt", "s", (mean("foretick_webhook_seconds"), "mean")),
-        gauges("Webhooks: signals that wait", "short", "foretick_webhook_waiting", "sink", over="sum"),
+        series("Webhooks: attempts a second", "short", (attempts, "{{webhook}} {{outcome}}")),
+        series("Webhooks: time of an attempt", "s", (f"{seconds} / {requests}", "mean {{webhook}}")),
+        gauges("Webhooks: signals that wait", "short", "foretick_webhook_waiting", "webhook", over="sum"),
     ]
 
 

@@ -13,15 +13,35 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.load import load_config
+from daemon.config.signals import rules_of
 from feeds.kafka_client import quiet_client_log
+from feeds.market_data import Signal
+from flash.signals import SignalRule
 from tests.e2e.test_e2e_group import TRADES, covered, seconds_answered
 from tests.e2e.test_e2e_process import NAMES, second
 from tests.kit import until, until_slowly
 from tests.kit.daemon import SYMBOLS, Daemon, Topics, committed, kafka_toml
 from tests.kit.kafka import KafkaServer, create_topics
 from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
+from tests.kit.signals import ids_of
 
 pytestmark = pytest.mark.kafka
+SIGNALS = """
+[[signals]]
+name = "turn"
+when = [{ question = "trend", changed = true }]
+withheld_by = []
+[[signals]]
+name = "stays"
+when = [{ question = "volume", answer = ["YES"], for_bars = 2 }]
+withheld_by = []
+[[signals]]
+name = "both"
+cooldown_bars = 3
+when = [{ question = "trend", answer = ["DOWN"] }, { question = "pullback", answer = ["NO"], for_bars = 2 }]
+withheld_by = []
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +62,8 @@ class Market:
 
     def config(self, bootstrap: str, group: str = "foretick") -> str:
         once = f'delivery = "exactly_once"\ntransactional_id = "daemon{self.suffix}"'
-        return kafka_toml(bootstrap, self.suffix, more={"sink.kafka": once}, group=group)
+        once += f'\nsignals = "answers.v1{self.suffix}"'
+        return kafka_toml(bootstrap, self.suffix, more={"sink.kafka": once}, group=group) + SIGNALS
 
     async def trade(self, seconds: int, pause_s: float = 0.0) -> None:
         choice = random.Random(self.seconds)
@@ -63,6 +84,13 @@ class Market:
             assert offsets == sorted(set(offsets)), f"{name}: a record was answered twice"
             assert len(offsets) == (self.seconds - 1) * TRADES, f"{name}: a record was lost"
             assert all(each == offsets for each in found.values())
+
+    def check_signals(self, rules: list[SignalRule]) -> None:
+        """Those that the answers make, each once."""
+        answers = [each for name in SYMBOLS for each in self.topics.answers(name)]
+        made = [each.signal_id for each in self.topics.messages if isinstance(each, Signal)]
+        assert made, "the test needs some"
+        assert sorted(made) == sorted(ids_of(rules, answers))
 
 
 @pytest.fixture
@@ -108,6 +136,8 @@ async def test_kills_and_faults_of_a_daemon(tmp_path: Path, market: Market, prox
         await market.trade(4, pause_s=0.1)
         await market.check()
         assert daemon.terminate(30) == 0
+    (tmp_path / "signals.toml").write_text(config)
+    market.check_signals(rules_of(load_config(tmp_path / "signals.toml", {})))
     assert dict(proxy.applied) == {f"{api.name} {act}": 1 for api, act in faults}
     trades = f"md.trades.v1{market.suffix}"
     stored = await committed(market.server.bootstrap, f"foretick{market.suffix}", trades, 2)

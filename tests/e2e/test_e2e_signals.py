@@ -6,10 +6,10 @@ from daemon.api.events import EventFilter, Subscription
 from daemon.config.schema import ClauseConfig, QuestionConfig, SignalConfig
 from daemon.config.signals import rules_of
 from daemon.tenants import LOCAL, Client, Tenant
-from feeds.market_data import Answer, Signal
-from flash.signals import Said, SessionSignals, stepped
+from feeds.market_data import Signal
 from tests.kit import inproc_config, until
-from tests.kit.inproc import RunningDaemon, running
+from tests.kit.inproc import running
+from tests.kit.signals import ids_of
 
 QUESTIONS = (
     QuestionConfig("trend", "Up or down?", ("UP", "DOWN")),
@@ -24,29 +24,6 @@ SIGNALS = (
         withheld_by=(),
     ),
 )
-
-
-def reference(daemon: RunningDaemon) -> set[str]:
-    """Ids of the signals of one session each, by its published answers in the order of their versions."""
-    rules = [each for each in rules_of(daemon.gateway.config) if len(each.sessions) == 1]
-    found = set()
-    for session in ("aaa", "bbb"):
-        state = SessionSignals()
-        versions: dict[int, list[Answer]] = {}
-        for answer in daemon.answers(session):
-            versions.setdefault(answer.data_version, []).append(answer)
-        for version, answers in sorted(versions.items()):
-            said = {
-                a.question: Said(
-                    *(a.answer_id, version, a.text, None if a.value is None else Decimal(a.value)),
-                    *(a.probability, a.flags),
-                )
-                for a in answers
-            }
-            own = [each for each in rules if session in each.sessions]
-            state, made = stepped(own, {session: state}, session, version, answers[0].as_of, said)
-            found |= {each.signal_id for each in made}
-    return found
 
 
 def ids(listening: Subscription) -> set[str]:
@@ -67,13 +44,14 @@ async def test_signals_follow_from_published_answers_and_reach_every_client() ->
         await until(lambda: daemon.gateway.publisher.progress.of("aaa").version == BARS)
         await until(lambda: daemon.gateway.publisher.progress.of("bbb").version == BARS)
         sent = [each for each in daemon.sink.messages("signals.v1") if isinstance(each, Signal)]
-        expected = reference(daemon)
+        every = [each for name in ("aaa", "bbb") for each in daemon.answers(name)]
+        expected = set(ids_of(rules_of(config), every))
         assert expected
         assert {
             each.signal_id for each in sent if len({cause.session for cause in each.answers}) == 1
         } == expected
         assert len({each.signal_id for each in sent}) == len(sent)
-        published = {each.answer_id: each for name in ("aaa", "bbb") for each in daemon.answers(name)}
+        published = {each.answer_id: each for each in every}
         for signal in sent:
             for cause in signal.answers:
                 assert published[cause.answer_id].text == cause.text

@@ -26,6 +26,7 @@ LABELS = {
     "sink": ["kafka", "zmq"],
     "policy": ["fcfs"],
     "eviction": ["cost"],
+    "webhook": ["desk"],
     "tenant": ["local", "desk"],
 }
 STAGE = "foretick_stage_seconds"
