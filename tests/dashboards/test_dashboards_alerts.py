@@ -149,10 +149,10 @@ FAULTS: dict[str, Series] = {
     "ForetickSymbolsRefused": {'foretick_records_unopened_total{reason="limit"}': BEGINS},
     "ForetickRefreshFails": {'foretick_refresh_failures_total{session="btc"}': "0x60 1x20"},
     "ForetickSchemaRegistryFails": {'foretick_schema_requests_failed_total{source="kafka"}': BEGINS},
-        'foretick_webhook_attempts_total{webhook="desk",outcome="given_up"}': "0x60 1x20"
-    },
     "ForetickListenersTooSlow": {'foretick_events_dropped_total{transport="sse"}': "0x60 5x20"},
     "ForetickWebhookFails": {
+        'foretick_webhook_attempts_total{webhook="desk",outcome="given_up"}': "0x60 1x20"
+    },
 }
 
 

@@ -28,7 +28,7 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import StreamNames
 from daemon.progress import Position, WindowStart
-from daemon.session_life import FOLLOWING, VOID, Event, State
+from daemon.session_life import FOLLOWING, STALE, VOID, Event, State
 from daemon.traces.recent_traces import RecentTraces
 from daemon.traces.spans import AnswerMoments, answer_trace
 from daemon.traces.trace_context import TRACEPARENT, TraceContext
@@ -213,7 +213,7 @@ class Publisher:
         self._trackers = trackers
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
-        self.signals = SignalMaker(lambda: self._config, progress, store)
+        self.signals = SignalMaker(lambda: self._config, progress, store, self._answers)
         self.configured(config)
         for session in config.sessions:
             self._open(session)
@@ -458,6 +458,10 @@ class Publisher:
         """Whether results of ``version`` are neither published nor acknowledged."""
         state = self._standby.lives.state(session)
         return state in VOID | _FOLLOWED or version in self._published[session].history
+
+    def _answers(self, session: str) -> bool:
+        """Whether this daemon answers it."""
+        return self._standby.lives.state(session) not in STALE
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""

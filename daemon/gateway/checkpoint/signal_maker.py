@@ -29,10 +29,17 @@ _decode = msgspec.msgpack.Decoder(SessionSignals).decode
 class SignalMaker:
     """What sessions' signals are, and what is known for them beyond their acknowledged progress.
 
-    ``config()``: as it is now.
+    ``config()``: as it is now. ``is_ours(session)``: this daemon answers it; of others nothing is known.
     """
 
-    def __init__(self, config: Callable[[], Config], progress: ProgressStore, store: MetricStore) -> None:
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        progress: ProgressStore,
+        store: MetricStore,
+        is_ours: Callable[[str], bool],
+    ) -> None:
+        self._is_ours = is_ours
         self._config, self._progress, self._store = config, progress, store
         self._of: Config | None = None
         """What ``_sessions`` and ``_rules`` were read from."""
@@ -88,7 +95,8 @@ class SignalMaker:
         if not answers:
             return None, []
         rules = self.rules(session)
-        states = {name: self.state(name) for rule in rules for name in rule.sessions}
+        others = {name for rule in rules for name in rule.sessions if self._is_ours(name)}
+        states = {name: self.state(name) for name in {session, *others}}
         as_of = max(each.as_of for each in answers)
         said = {each.question: _said(each) for each in answers}
         self._states[session], found = stepped(rules, states, session, version, as_of, said)

@@ -56,6 +56,18 @@ async def test_a_bar_that_was_not_seen_has_the_time_of_its_newest_record() -> No
     assert line.startswith("V:AAA 2024-08-08T14:30:59.250Z v3 up: YES (")
 
 
+async def test_a_line_of_a_signal_names_the_answers_that_caused_it() -> None:
+    lines: list[str] = []
+    printer = AnswerPrinter(lines.append, sessions=[AAA])
+    cause = {"session": "aaa", "question": "up", "answer_id": "i", "data_version": 3, "text": "YES"}
+    named = {"session": "aaa", "name": "turn", "owner": "aaa", "signal_id": "s", "symbol": "V:AAA"}
+    signal = {"type": "signal", "data_version": 3, "as_of": OPENED, "bar": OPENED, "close": None}
+    signal |= named | {"answers": [cause]}
+    await printer.publish("signals", None, msgspec.json.encode(signal), {})
+    assert lines == ["V:AAA 2024-08-08T14:30:00Z v3 SIGNAL turn (aaa up: YES)\n"]
+    assert printer.count == 0
+
+
 def test_the_end_says_how_many_bars_were_read_answered_passed_by_and_late() -> None:
     store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["replay"]})
     for session, bars, joined in (("aaa", 10, 3), ("bbb", 5, 0)):

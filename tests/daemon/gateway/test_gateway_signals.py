@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from daemon.config.schema import ClauseConfig, QuestionConfig, SignalConfig
+from daemon.session_life import State
 from feeds.connector import SinkRoute
 from feeds.market_data import Signal
 from feeds.source import CommitPoint
@@ -192,6 +193,20 @@ async def test_answers_of_two_sessions_make_one_signal(rig) -> None:
         ("aaa", "UP", 3),
         ("bbb", "DOWN", 3),
     ]
+
+
+async def test_of_a_session_that_another_daemon_answers_nothing_is_known(rig) -> None:
+    sink = MemorySink()
+    clauses = (ClauseConfig("trend", "aaa", ("UP",)), ClauseConfig("trend", "bbb", ("UP",)))
+    r = rig(SinkRoute(sink, "answers.v1", signals="signals.v1"), config=config(*clauses))
+    say(r, "bbb", 1, trend="DOWN", other="UP")
+    say(r, "bbb", 2, trend="UP", other="UP")
+    r.standby.lives.of("bbb").state = State.COLD
+    r.arrived.clear()
+    say(r, "aaa", 1, trend="DOWN", other="UP")
+    say(r, "aaa", 2, trend="UP", other="UP")
+    await until(lambda: r.publisher.progress.of("aaa").version == 2)
+    assert not signals(sink)
 
 
 async def test_a_suppressed_answer_makes_signals_and_a_cooldown_is_counted(rig) -> None:
