@@ -843,9 +843,7 @@ class WebhookConfig(Table, frozen=True):
     timeout: Annotated[Duration, about("longest time of a request")] = Duration(10 * SECOND)
     max_attempts: Annotated[
         int,
-        about(
-            "attempts before a signal is given up: 12, with pauses of 1 s to 5 min, take about 25 min", ge=1
-        ),
+        about("attempts before a signal is given up: 12, with their pauses, take 9 to 19 minutes", ge=1),
     ] = 12
     max_waiting: Annotated[
         int, about("most signals that wait; further ones become DLQ records", ge=1, le=100_000)

@@ -13,7 +13,7 @@ from daemon.doctor.leaves import named
 
 REMOVED = "[removed]"
 SECRET_FILES = tuple(
-    f"{name}_file" for name in ("secret_key", "key", "tls_key", "credentials", "token", "headers")
+    f"{name}_file" for name in ("secret_key", "secret", "key", "tls_key", "credentials", "token", "headers")
 )
 """Keys whose files hold secrets; the tenants file has hashes of keys, which are removed, too."""
 MIN_SECRET = 4

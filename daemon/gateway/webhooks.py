@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -71,7 +72,7 @@ class WebhookSink:
         jitter: Callable[[], float] = random.random,
         first_s: float = FIRST_S,
     ) -> None:
-        self.name = settings.name
+        self.name, self._host = settings.name, urlsplit(settings.url).hostname or ""  # a path may be secret
         self._settings, self._keys, self._store, self._directory = settings, keys, store, directory
         self._jitter, self._first_s = jitter, first_s
         self._waiting: dict[str, _Waiting] = {}
@@ -106,7 +107,7 @@ class WebhookSink:
             return
         if len(self._waiting) >= self._settings.max_waiting:
             self._count("dropped")
-            why = f"{len(self._waiting)} signals wait for {self._settings.url}, which takes none"
+            why = f"{len(self._waiting)} signals wait for {self._host}, which takes none"
             raise PublishRefused(f"webhook {self.name}: {why}")
         self._waiting[signal_id] = waiting = _Waiting(signal_id, payload, sending=True)
         try:
@@ -215,11 +216,11 @@ class WebhookSink:
 
     def _tell(self, why: str) -> None:
         """Log each change once."""
-        url = self._settings.url
+        host = self._host
         if why and not self._failing:
-            log.warning("webhook %s: %s takes no signals; they are sent again: %s", self.name, url, why)
+            log.warning("webhook %s: %s takes no signals; they are sent again: %s", self.name, host, why)
         elif not why and self._failing:
-            log.info("webhook %s: %s takes signals again", self.name, url)
+            log.info("webhook %s: %s takes signals again", self.name, host)
         self._failing = bool(why)
 
     def _count(self, outcome: str) -> None:
