@@ -89,7 +89,7 @@ def test_a_replay_prints_what_the_page_s_example_fires(tmp_path: Path) -> None:
     form.write_text(bars_format("BTCUSDT"))
     start, close, rows = datetime(2024, 8, 8, 12, tzinfo=UTC), 70_400, ["time,o,h,l,c,v"]
     for n in range(70):
-        before, close = close, close + (-20 if n < 40 else 30) + 7 * (n % 3 - 1)
+        before, close = close, close + (-25 if n < 40 else 35) + 7 * (n % 3 - 1)
         opened = (start + timedelta(minutes=n)).isoformat()
         rows.append(
             f"{opened},{before},{max(before, close) + 5},{min(before, close) - 5},{close},{10 + n % 5}"
