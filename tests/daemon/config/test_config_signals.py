@@ -176,3 +176,26 @@ def test_sessions_that_a_pattern_may_open_are_not_known_yet(tmp_path):
     base = '[[sessions]]\nmatch = "BINANCE:*"\nmax_sessions = 4\n[[signals]]\nname = "turn"\n'
     config = load(tmp_path, 'when = [{ session = "solusdt", question = "trend", answer = ["UP"] }]', base)
     assert not rules_of(config)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ('url = "desk.example"', "webhooks[0].url: 'desk.example' is no address such as "),
+        ('url = "https://me:secret@desk.example"', "webhooks[0].url: "),
+        (
+            'url = "https://desk.example"\nsignals = ["turns"]',
+            "webhooks[0].signals: there is no signal named 'turns'",
+        ),
+        ('url = "https://desk.example"\ntimeout = "soon"', "webhooks[0].timeout: "),
+    ],
+)
+def test_what_is_wrong_with_a_webhook_is_said(tmp_path: Path, more: str, problem: str) -> None:
+    signal = 'when = [{ question = "trend", answer = ["UP"] }]\n'
+    table = f'[[webhooks]]\nname = "desk"\nsecret_file = "/nowhere"\n{more}\n'
+    (found,) = problems(tmp_path, signal + table)
+    assert found.startswith(problem)
+    (alone,) = problems(
+        tmp_path, table.replace(more, 'url = "https://desk.example"'), BASE[: BASE.index("[[signals]]")]
+    )
+    assert alone == "webhooks[0]: there are no [[signals]] that it could send"
