@@ -140,7 +140,7 @@ RULES = (
     Rule("bars_skipped_total", "rises", 0, _LOAD),
     Rule("prompts_refused_total", "rises", 0, _LOAD),
     Rule("rollup_missing_bars", "above", 0, _LOAD),
-    Rule("utilisation_ratio", "above", 0.95, _LOAD),
+    Rule("utilisation_ratio", "above", 0.9, _LOAD),
     Rule("sessions_open", "above", 0.9, _LOAD, share_of=("sessions_capacity", {"limit": "compute"})),
     Rule("sessions_open", "above", 0.9, _LOAD, share_of=("sessions_capacity", {"limit": "kv_memory"})),
     Rule("pool_blocks", "above", 0.98, _POOL, {"state": "used"}, share_of=("pool_blocks", {})),

@@ -18,7 +18,17 @@ from tests.kit.daemon import Daemon, Topics, kafka_toml
 from tests.kit.programs import unavailable
 
 TRADED = ("V:AAA", "V:BBB", "V:PA")
-PATTERN = """
+MORE = """
+[[models]]
+name = "chat"
+path = "untrained"
+
+[[sessions]]
+name = "words"
+symbol = "V:BBB"
+model = "chat"
+retention_tokens = 5000
+
 [[sessions]]
 match = "V:P*"
 max_sessions = 1
@@ -171,8 +181,9 @@ async def desk(folder: Path) -> AsyncIterator[Desk]:
             "log": 'level = "info"',
         }
         sessions = {"aaa": "V:AAA", "bbb": "V:BBB", "idle": "V:IDLE"}
-        text = kafka_toml(broker.bootstrap, more=more, sessions=sessions) + PATTERN
-        daemon = stack.enter_context(Daemon(folder / "daemon", text, spare=True))
+        text = kafka_toml(broker.bootstrap, more=more, sessions=sessions) + MORE
+        few = {"FORETICK_HTTP__KEPT_EVENTS": "256"}  # so that a listener soon has too many
+        daemon = stack.enter_context(Daemon(folder / "daemon", text, few, spare=True))
         async with (
             Topics(broker.bootstrap, "md.trades.v1", "answers.v1") as topics,
             AsyncExitStack() as later,
