@@ -6,25 +6,32 @@ An expression is a pure function of the bars that a model is shown. It reads pri
 so that a price is never compared with a volume. As with `tapes.rules`, a condition is true, false or
 undefined (too few bars, a division by zero), and has a distance to its boundary.
 
+``future.close`` is the close of each bar to come, up to a horizon that is given apart; only a function of one
+argument makes a value of it: ``highest(future.high) > 1.002 * close``. Everything else is known now.
+
 The language is a subset of Python's expressions, read by `ast`; nothing is executed by Python.
 """
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ingest.compact import CENTRE
-from tapes.rules import VOLUMES, Flags, Floats, Levels, before, mean_range, rolling
+from tapes.rules import VOLUMES, Flags, Floats, Levels, after, before, mean_range, rolling
 
 MAX_LENGTH, MAX_NODES = 2_000, 400
 """Characters of an expression, and nodes of its tree with all definitions expanded."""
 MAX_SPAN = 10_000
 """Bars of one window or shift."""
+MAX_HORIZON = 1_000
+"""Bars to come that an expression may read."""
 PRICES = ("open", "high", "low", "close")
+FUTURE = "future"
+"""Before the name of a column: of the bars to come."""
 SHOWN = "shown"
 """In place of a number of bars: all that the model is shown."""
 
@@ -64,12 +71,16 @@ Value = Number | Condition
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that was read; ``lookback``: bars before the newest that it needs."""
+    """An expression that was read; ``lookback``: bars before the newest that it needs.
+
+    ``horizon``: bars behind the newest that it needs; 0 where it reads none.
+    """
 
     source: str
     tree: ast.expr
     lookback: int
     reads_time: bool
+    horizon: int = 0
 
     def condition(self, levels: Levels) -> Condition:
         """Evaluate at every bar of every tape.
@@ -81,17 +92,18 @@ class Expression:
             raise ExpressionError(
                 f"{self.source!r} reads {self.lookback + 1} bars, but {levels.window} are shown"
             )
-        value = _Evaluation(self.source, levels).of(self.tree, 0)
+        value = _Evaluation(self.source, levels, self.horizon).of(self.tree, 0)
         if isinstance(value, Number):
             raise ExpressionError(f"{self.source!r} is {_word(value.dimension)}, but must be true or false")
         enough = np.arange(levels.close.shape[1]) >= self.lookback
         return Condition(value.truth, value.margin, value.defined & enough)
 
 
-def parse(source: str, definitions: Mapping[str, str] | None = None) -> Expression:
+def parse(source: str, definitions: Mapping[str, str] | None = None, horizon: int = 0) -> Expression:
     """Read an expression. ``definitions``: names for expressions, each of which may use those before it.
 
-    Raises ExpressionError for what the language does not have, and for a look ahead.
+    ``horizon``: bars to come that it may read. Raises ExpressionError for what the language does not have,
+    and for a look ahead without a horizon.
     """
     known: dict[str, ast.expr] = {}
     for name, text in (definitions or {}).items():
@@ -100,7 +112,46 @@ def parse(source: str, definitions: Mapping[str, str] | None = None) -> Expressi
         known[name] = _read(text, known)
     tree = _read(source, known)
     timed = any(isinstance(node, ast.Name) and node.id == "time" for node in ast.walk(tree))
-    return Expression(source, tree, _lookback(source, tree), timed)
+    lookback, ahead = _lookback(source, tree), _reads_future(tree)
+    _check_future(source, tree)
+    if ahead and not horizon:
+        raise ExpressionError(
+            f"{source!r} looks ahead: it needs a horizon, the number of bars after which its label arrives"
+        )
+    return Expression(source, tree, lookback, timed, horizon if ahead else 0)
+
+
+def _reads_future(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) for node in ast.walk(tree))
+
+
+def _check_future(source: str, node: ast.AST, over: str = "", past: str = "") -> None:
+    """Raise ExpressionError where a column of the future is in no function of it, or in one of the past.
+
+    ``over``, ``past``: the call of each kind that ``node`` is in.
+    """
+    text = ast.unparse(node)[:80]
+    match node:
+        case ast.Attribute() if past:
+            raise ExpressionError(f"{source!r}: {past} reads the past, so {text} cannot stand in it")
+        case ast.Attribute() if not over:
+            why = f"is a value for each bar to come: say which, such as last({text}) or highest({text})"
+            raise ExpressionError(f"{source!r}: {text} {why}")
+        case ast.Call() if _is_ahead(node):
+            if over:
+                raise ExpressionError(f"{source!r}: {over} cannot contain {text}: both are over the bars to come")
+            over = text
+        case ast.Subscript():
+            past = past or text
+        case ast.Call(func=ast.Name(id=name)) if name in _WINDOWS or name in _CROSSINGS:
+            past = past or text
+    for part in ast.iter_child_nodes(node):
+        _check_future(source, part, over, past)
+
+
+def _is_ahead(node: ast.Call) -> bool:
+    """Whether it is a function over the bars to come."""
+    return isinstance(node.func, ast.Name) and node.func.id in _AHEAD and len(node.args) == 1
 
 
 def _read(source: str, known: Mapping[str, ast.expr]) -> ast.expr:
@@ -144,6 +195,10 @@ def _lookback(source: str, node: ast.AST) -> int:
             if isinstance(value, bool) or not isinstance(value, int | float | str):
                 raise ExpressionError(f"{source!r}: {ast.unparse(node)} is no number and no time")
             return 0
+        case ast.Attribute(value=ast.Name(id=name), attr=column) if name == FUTURE:
+            if column not in _COLUMNS:
+                raise _unknown(source, f"{FUTURE}.{column}", [f"{FUTURE}.{each}" for each in _COLUMNS])
+            return 0
         case ast.Subscript(value=inner, slice=index):
             return _bars(source, index, 0) + _lookback(source, inner)
         case ast.Call():
@@ -165,12 +220,17 @@ def _call_lookback(source: str, node: ast.Call) -> int:
     """Bars before the newest that a call needs."""
     text = ast.unparse(node)[:80]
     name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name in _AHEAD and (name not in _FUNCTIONS or any(map(_reads_future, node.args))):
+        if node.keywords or len(node.args) != 1 or not _reads_future(node):
+            why = f"takes one argument with a column of the future, such as {FUTURE}.close"
+            raise ExpressionError(f"{source!r}: {text}: over the bars to come, {name} {why}")
+        return _lookback(source, node.args[0])
     if name not in _FUNCTIONS:
-        raise _unknown(source, ast.unparse(node.func)[:40], _FUNCTIONS)
+        raise _unknown(source, ast.unparse(node.func)[:40], [*_FUNCTIONS, *(_AHEAD - _WINDOWS)])
     if node.keywords or len(node.args) != _FUNCTIONS[name]:
         raise ExpressionError(f"{source!r}: {text}: {name} takes {_FUNCTIONS[name]} arguments")
     if name not in _WINDOWS:
-        crossing = name in ("crossover", "crossunder")
+        crossing = name in _CROSSINGS
         return max(_lookback(source, part) for part in node.args) + crossing
     inner = _lookback(source, node.args[0])
     if not _is_shown(node.args[1]):
@@ -193,10 +253,14 @@ def _bars(source: str, node: ast.AST, least: int) -> int:
 
 
 class _Evaluation:
-    """Evaluates one expression on some tapes. ``back``: bars by which a value will be shifted later on."""
+    """Evaluates one expression on some tapes. ``back``: bars by which a value will be shifted later on.
 
-    def __init__(self, source: str, levels: Levels) -> None:
+    ``horizon``: bars to come that it reads; ``step``: which of them the columns of the future now are.
+    """
+
+    def __init__(self, source: str, levels: Levels, horizon: int, step: int = 0) -> None:
         self._source, self._levels = source, levels
+        self._horizon, self._step = horizon, step
         self._unit = mean_range(levels)
 
     def of(self, node: ast.expr, back: int) -> Value:
@@ -208,6 +272,9 @@ class _Evaluation:
                 return self._full(float(self._minute(text)), _TIME)
             case ast.Constant(value=value):
                 return self._full(float(value), _PLAIN)  # type: ignore[arg-type]  # a number: `_lookback`
+            case ast.Attribute(attr=column):
+                now = self._named(column)
+                return Number(after(now.values, self._step, np.nan), now.dimension)
             case ast.Subscript(value=inner, slice=ast.Constant(value=int(bars))):
                 return self._shifted(self.of(inner, back + bars), bars)
             case ast.Call(func=ast.Name(id=name), args=arguments):
@@ -263,9 +330,11 @@ class _Evaluation:
         return Condition(truth, earlier, defined)
 
     def _call(self, node: ast.Call, name: str, arguments: list[ast.expr], back: int) -> Value:
+        if _is_ahead(node):
+            return self._over_future(name, arguments[0])
         if name in _WINDOWS:
             return self._window(name, arguments, back)
-        if name in ("crossover", "crossunder"):
+        if name in _CROSSINGS:
             return self._crossing(node, name, arguments, back)
         numbers = [self._number(argument, back) for argument in arguments]
         dimension = self._same(node, *numbers)
@@ -300,6 +369,28 @@ class _Evaluation:
             return self._of_conditions(name, self._condition(inner, back + bars - 1), bars, skipped)
         number = self._number(inner, back + bars - 1)
         return Number(_reduced(name, number.values, bars, skipped), number.dimension)
+
+    def _over_future(self, name: str, inner: ast.expr) -> Value:
+        """Over the bars to come, 1 to the horizon; undefined where one of them is not there."""
+        first = self._horizon if name == "last" else 1
+        steps = [
+            _Evaluation(self._source, self._levels, self._horizon, step)
+            for step in range(first, self._horizon + 1)
+        ]
+        if name == "last":
+            return steps[0].of(inner, 0)
+        if name in ("any", "all"):
+            return _combined([each._condition(inner, 0) for each in steps], name == "all")
+        if name in ("count", "until"):
+            conditions = [each._condition(inner, 0) for each in steps]
+            held = np.stack([each.truth for each in conditions])
+            never = np.where(held.any(0), held.argmax(0), len(held)) + 1
+            defined = np.logical_and.reduce([each.defined for each in conditions])
+            return Number(np.where(defined, held.sum(0) if name == "count" else never, np.nan), _PLAIN)
+        numbers = [each._number(inner, 0) for each in steps]
+        values = np.stack([each.values for each in numbers])
+        reduce = {"highest": np.max, "lowest": np.min, "mean": np.mean, "sum": np.sum, "stdev": np.std}[name]
+        return Number(reduce(values, axis=0), numbers[0].dimension)
 
     def _of_conditions(self, name: str, inner: Condition, bars: int, skipped: int) -> Value:
         early = np.arange(inner.truth.shape[1]) < skipped
@@ -407,7 +498,7 @@ def _word(dimension: Dimension) -> str:
     return _WORDS.get(dimension, "a product")
 
 
-def _unknown(source: str, name: str, known: Mapping[str, Any]) -> ExpressionError:
+def _unknown(source: str, name: str, known: Iterable[str]) -> ExpressionError:
     return ExpressionError(f"{source!r}: there is no {name}, only {', '.join(sorted(known))}")
 
 
@@ -424,6 +515,9 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Flags]] = {
     ast.GtE: operator.ge,
 }
 _WINDOWS = frozenset({"highest", "lowest", "mean", "sum", "stdev", "count", "any", "all"})
+_CROSSINGS = frozenset({"crossover", "crossunder"})
+_AHEAD = _WINDOWS | {"last", "until"}
+"""Functions over the bars to come, of one argument."""
 _FUNCTIONS = dict.fromkeys(sorted(_WINDOWS), 2) | {
     "abs": 1,
     "sign": 1,
@@ -433,5 +527,6 @@ _FUNCTIONS = dict.fromkeys(sorted(_WINDOWS), 2) | {
     "crossunder": 2,
 }
 """Functions and how many arguments they take."""
-_NAMES = dict.fromkeys((*PRICES, "volume", "R", "time"), 0)
-_RESERVED = {*_FUNCTIONS, *_NAMES, SHOWN}
+_COLUMNS = (*PRICES, "volume")
+_NAMES = dict.fromkeys((*_COLUMNS, "R", "time"), 0)
+_RESERVED = {*_FUNCTIONS, *_AHEAD, *_NAMES, SHOWN, FUTURE}

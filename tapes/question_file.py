@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from tapes.expressions import Expression, parse
-from tapes.rules import UNDEFINED, YES_NO, Labels, Levels, Rule
+from feeds.durations import parse_duration
+from tapes.expressions import MAX_HORIZON, Expression, ExpressionError, parse
+from tapes.rules import UNDEFINED, YES_NO, Flags, Labels, Levels, Rule, after
 
 MAX_CHOICES = 255
 
@@ -21,6 +22,8 @@ class QuestionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``rule``: a condition for each choice but the last; the first that holds decides, else the last choice.
 
     ``where``: a condition without which the question does not arise. ``define``: names for expressions.
+    ``horizon``: bars to come that the rules read, after which the label is known. ``max_gap``: where more time
+    lies between two bars before the horizon has passed, such as a night, there is no right answer.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -29,6 +32,8 @@ class QuestionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choices: tuple[str, ...] = YES_NO
     where: str = ""
     define: dict[str, str] = {}
+    horizon: Annotated[int, msgspec.Meta(ge=0, le=MAX_HORIZON)] = 0
+    max_gap: str = ""
 
 
 def read_question(path: Path) -> Rule:
@@ -53,17 +58,41 @@ def rule_of(question: QuestionFile) -> Rule:
         raise ValueError(f"a question has 2 to {MAX_CHOICES} choices, each another one and none empty")
     if len(sources) != len(choices) - 1:
         raise ValueError(f"{len(choices)} choices need {len(choices) - 1} rules, not {len(sources)}")
-    rules = [parse(source, question.define) for source in sources]
-    where = parse(question.where, question.define) if question.where else None
+    horizon = question.horizon
+    rules = [parse(source, question.define, horizon) for source in sources]
+    where = parse(question.where, question.define, horizon) if question.where else None
+    if where is not None and where.horizon:
+        raise ValueError("`where` looks ahead, but whether a question arises must be known when it is asked")
+    if horizon and not any(each.horizon for each in rules):
+        raise ValueError(f"horizon is {horizon}, but no rule reads a column of the future, such as future.close")
+    longest = parse_duration(question.max_gap) if question.max_gap else 0
+    if longest and not horizon:
+        raise ValueError("max_gap is of the bars to come, and needs a horizon")
 
     def label(levels: Levels) -> Labels:
-        return _labels(rules, where, levels)
+        found = _labels(rules, where, levels)
+        known = _known(question.name, horizon, longest, levels)
+        return Labels(np.where(known, found.value, np.int8(UNDEFINED)), found.margin)
 
     read = (*rules, *([where] if where else ()))
     bars, timed = max(each.lookback for each in read) + 1, any(each.reads_time for each in read)
     means = "; else ".join(f"{c} where {s}" for c, s in zip(choices, sources, strict=False))
     undefined = f"not {question.where}" if where else ""
-    return Rule(question.name, question.text, choices, means, undefined, label, bars, timed=timed)
+    return Rule(
+        question.name, question.text, choices, means, undefined, label, bars, timed=timed, horizon=horizon
+    )
+
+
+def _known(name: str, horizon: int, longest: int, levels: Levels) -> Flags:
+    """Bars behind which the horizon has passed, without a gap of more than ``longest`` ns unless that is 0."""
+    bars = levels.close.shape[1]
+    known = np.broadcast_to(np.arange(bars) + horizon < bars, levels.close.shape)
+    if not longest:
+        return known
+    if levels.at is None:
+        raise ExpressionError(f"{name}: max_gap needs the times of bars, which these tapes do not have")
+    gaps = np.cumsum(np.diff(levels.at, axis=1, prepend=levels.at[:, :1]) > longest, axis=1).astype(np.float64)
+    return known & (after(gaps, horizon, np.inf) == gaps)
 
 
 def _labels(rules: Sequence[Expression], where: Expression | None, levels: Levels) -> Labels:

@@ -16,7 +16,8 @@ def levels_of(bars: Bars, anchor: Anchor, window: int = 0) -> Levels:
     Raises ValueError when a price leaves the levels.
     """
     opened, high, low, close, volume = (column[None] for column in fields_of(bars, anchor).T)
-    return Levels(opened, high, low, close, volume, np.array([anchor.percent]), window)
+    at = bars["ts_last_event"].astype(np.int64)[None]
+    return Levels(opened, high, low, close, volume, np.array([anchor.percent]), window, at=at)
 
 
 def anchor_of(bars: Bars, spec: CompactSpec) -> Anchor:

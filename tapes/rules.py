@@ -38,7 +38,7 @@ class Levels:
 
     Prices are levels, volumes are codes. ``percent`` [tapes]: price units in one percent of the reference.
     ``window``: bars that a reader sees, 0 for all. ``minute`` [tapes, bars] or [1, bars]: that of the day
-    (UTC) at which each bar opens, where it is known.
+    (UTC) at which each bar opens, where it is known; ``at`` [tapes, bars]: the time of its newest record, ns.
     """
 
     open: Ints
@@ -49,6 +49,7 @@ class Levels:
     percent: Ints
     window: int = 0
     minute: Ints | None = None
+    at: Ints | None = None
 
 
 class Labels(NamedTuple):
@@ -67,7 +68,8 @@ class Rule:
     """A question with its labeller.
 
     ``text`` is how it is asked; ``means`` says when the first choice is right; it needs at least ``bars``
-    bars; ``unit`` is that of the margin; ``timed``: it reads the time of day.
+    bars; ``unit`` is that of the margin; ``timed``: it reads the time of day; ``horizon``: bars after which
+    its label is known, 0 at once.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Rule:
     bars: int
     unit: str = "R"
     timed: bool = False
+    horizon: int = 0
 
 
 def lag(x: Ints, k: int) -> Ints:
@@ -99,6 +102,11 @@ def rolling(x: Ints | Floats, k: int, reduce: Callable[..., Floats]) -> Floats:
 def before(x: Floats, k: int, empty: float) -> Floats:
     """The value ``k`` bars ago; ``empty`` where there are fewer."""
     return np.concatenate([np.full((x.shape[0], min(k, x.shape[1])), empty), x[:, :-k]], 1)
+
+
+def after(x: Floats, k: int, empty: float) -> Floats:
+    """The value ``k`` bars ahead; ``empty`` where there are fewer."""
+    return np.concatenate([x[:, k:], np.full((x.shape[0], min(k, x.shape[1])), empty)], 1)
 
 
 def mean_range(levels: Levels) -> Floats:

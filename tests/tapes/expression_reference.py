@@ -3,7 +3,7 @@
 import ast
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ingest.compact import CENTRE
 from tapes.rules import VOLUMES
@@ -18,23 +18,36 @@ class Undefined(Exception):
     """There is no value, as of a division by zero."""
 
 
-Shown = tuple[Sequence[Bar], Sequence[int], int]
-"""Bars, the minute of each, and price units in a percent."""
+class Shown(NamedTuple):
+    """Bars, the minute of each, and price units in a percent; the bars of the horizon, and one of them."""
+
+    bars: Sequence[Bar]
+    minutes: Sequence[int]
+    percent: int
+    to_come: Sequence[Bar] = ()
+    future: Bar | None = None
 
 
-def truth(source: str, shown: Shown) -> bool | None:
-    """Whether the expression holds at the newest bar; None where it is undefined."""
+def truth(source: str, shown: Shown, horizon: int = 0) -> bool | None:
+    """Whether the expression holds at the newest bar; None where it is undefined, or not known yet."""
+    if len(shown.to_come) < horizon:
+        return None
     try:
-        return bool(_value(ast.parse(source, mode="eval").body, shown, len(shown[0]) - 1))
+        return bool(_value(ast.parse(source, mode="eval").body, shown, len(shown.bars) - 1))
     except (TooFew, Undefined):
         return None
 
 
 def _value(node: ast.AST, shown: Shown, at: int) -> Any:
-    bars, minutes, percent = shown
+    bars, minutes, percent, _, future = shown
     if at < 0:
         raise TooFew
     match node:
+        case ast.Attribute(attr="volume"):
+            assert future is not None
+            return float(VOLUMES[future.volume])
+        case ast.Attribute(attr=name):
+            return 100 * percent + getattr(future, name) - CENTRE
         case ast.Name(id="volume"):
             return float(VOLUMES[bars[at].volume])
         case ast.Name(id="time"):
@@ -93,7 +106,18 @@ def _call(name: str, arguments: list[ast.expr], shown: Shown, at: int) -> Any:
         if name == "sign":
             return (values[0] > 0) - (values[0] < 0)
         return max(values) if name == "max" else min(values)
+    if len(arguments) == 1:
+        return _ahead(name, [_value(arguments[0], shown._replace(future=each), at) for each in shown.to_come])
     return _window(name, _over(arguments, shown, at))
+
+
+def _ahead(name: str, values: list[Any]) -> Any:
+    """Over the bars of the horizon, the next one first."""
+    if name == "last":
+        return values[-1]
+    if name == "until":
+        return next((number for number, held in enumerate(values, 1) if held), len(values) + 1)
+    return _window(name, values)
 
 
 def _over(arguments: list[ast.expr], shown: Shown, at: int) -> list[Any]:

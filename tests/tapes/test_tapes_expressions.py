@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tapes.expressions import MAX_LENGTH, Expression, ExpressionError, parse
 from tapes.rules import RULES, Levels
-from tests.tapes.expression_reference import truth
+from tests.tapes.expression_reference import Shown, truth
 from tests.tapes.reference import Bar
 from tests.tapes.test_tapes_rules import bars_of, levels_of, small_tapes
 from training.generate import EVALUATION, generate
@@ -54,7 +54,7 @@ def expected(source: str, bars: Sequence[Bar], percent: int, window: int) -> lis
     found = []
     for end in range(1, len(bars) + 1):
         first = max(end - window, 0) if window else 0
-        found.append(truth(source, (bars[first:end], minutes_of(len(bars))[first:end], percent)))
+        found.append(truth(source, Shown(bars[first:end], minutes_of(len(bars))[first:end], percent)))
     return found
 
 
