@@ -54,7 +54,8 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     ``numbered``: as asked by its number in the frozen prefix, which models answer less well.
     ``curves``: isotonic ones, a choice each, from the probability at the temperature; empty without.
     ``scores``: ascending order statistics of 1 - p(right choice) on ``labels`` tapes apart from those fitted.
-    ``mean_gap``: of the logits, against which drift is measured.
+    ``mean_gap``: of the logits, against which drift is measured. ``fitted_until``: of a question about what
+    comes next, the time (UTC) of the newest bar that its labels knew; "" of others.
     """
 
     name: str
@@ -66,6 +67,7 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     labels: int
     mean_gap: float
     numbered: bool = False
+    fitted_until: str = ""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.temperature) and self.temperature > 0):

@@ -139,7 +139,9 @@ def _check_future(source: str, node: ast.AST, over: str = "", past: str = "") ->
             raise ExpressionError(f"{source!r}: {text} {why}")
         case ast.Call() if _is_ahead(node):
             if over:
-                raise ExpressionError(f"{source!r}: {over} cannot contain {text}: both are over the bars to come")
+                raise ExpressionError(
+                    f"{source!r}: {over} cannot contain {text}: both are over the bars to come"
+                )
             over = text
         case ast.Subscript():
             past = past or text
@@ -389,8 +391,7 @@ class _Evaluation:
             return Number(np.where(defined, held.sum(0) if name == "count" else never, np.nan), _PLAIN)
         numbers = [each._number(inner, 0) for each in steps]
         values = np.stack([each.values for each in numbers])
-        reduce = {"highest": np.max, "lowest": np.min, "mean": np.mean, "sum": np.sum, "stdev": np.std}[name]
-        return Number(reduce(values, axis=0), numbers[0].dimension)
+        return Number(_REDUCED[name](values, axis=0), numbers[0].dimension)
 
     def _of_conditions(self, name: str, inner: Condition, bars: int, skipped: int) -> Value:
         early = np.arange(inner.truth.shape[1]) < skipped
@@ -516,6 +517,13 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Flags]] = {
 }
 _WINDOWS = frozenset({"highest", "lowest", "mean", "sum", "stdev", "count", "any", "all"})
 _CROSSINGS = frozenset({"crossover", "crossunder"})
+_REDUCED: dict[str, Callable[..., Floats]] = {
+    "highest": np.max,
+    "lowest": np.min,
+    "mean": np.mean,
+    "sum": np.sum,
+    "stdev": np.std,
+}
 _AHEAD = _WINDOWS | {"last", "until"}
 """Functions over the bars to come, of one argument."""
 _FUNCTIONS = dict.fromkeys(sorted(_WINDOWS), 2) | {

@@ -22,8 +22,8 @@ class QuestionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``rule``: a condition for each choice but the last; the first that holds decides, else the last choice.
 
     ``where``: a condition without which the question does not arise. ``define``: names for expressions.
-    ``horizon``: bars to come that the rules read, after which the label is known. ``max_gap``: where more time
-    lies between two bars before the horizon has passed, such as a night, there is no right answer.
+    ``horizon``: bars to come that the rules read, after which the label is known. ``max_gap``: where more
+    time lies between two bars before the horizon has passed, such as a night, there is no right answer.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -64,7 +64,9 @@ def rule_of(question: QuestionFile) -> Rule:
     if where is not None and where.horizon:
         raise ValueError("`where` looks ahead, but whether a question arises must be known when it is asked")
     if horizon and not any(each.horizon for each in rules):
-        raise ValueError(f"horizon is {horizon}, but no rule reads a column of the future, such as future.close")
+        raise ValueError(
+            f"horizon is {horizon}, but no rule reads a column of the future, such as future.close"
+        )
     longest = parse_duration(question.max_gap) if question.max_gap else 0
     if longest and not horizon:
         raise ValueError("max_gap is of the bars to come, and needs a horizon")
@@ -84,15 +86,17 @@ def rule_of(question: QuestionFile) -> Rule:
 
 
 def _known(name: str, horizon: int, longest: int, levels: Levels) -> Flags:
-    """Bars behind which the horizon has passed, without a gap of more than ``longest`` ns unless that is 0."""
+    """Where the horizon has passed, and without a gap of more than ``longest`` ns, unless that is 0."""
     bars = levels.close.shape[1]
     known = np.broadcast_to(np.arange(bars) + horizon < bars, levels.close.shape)
     if not longest:
         return known
     if levels.at is None:
         raise ExpressionError(f"{name}: max_gap needs the times of bars, which these tapes do not have")
-    gaps = np.cumsum(np.diff(levels.at, axis=1, prepend=levels.at[:, :1]) > longest, axis=1).astype(np.float64)
-    return known & (after(gaps, horizon, np.inf) == gaps)
+    is_gap = np.diff(levels.at, axis=1, prepend=levels.at[:, :1]) > longest
+    gaps = np.cumsum(is_gap, axis=1).astype(np.float64)
+    whole: Flags = known & (after(gaps, horizon, np.inf) == gaps)
+    return whole
 
 
 def _labels(rules: Sequence[Expression], where: Expression | None, levels: Levels) -> Labels:

@@ -1,13 +1,14 @@
 """Real bars as levels, so that the rules label them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from ingest.bar_kernel import BAR, Bars
 from ingest.compact import Anchor, CompactSpec, anchor_for, fields_of, typical_volume
 from ingest.volumes import Volume, put_volume
-from tapes.rules import Levels
+from tapes.rules import Ints, Levels, Rule
 
 
 def levels_of(bars: Bars, anchor: Anchor, window: int = 0) -> Levels:
@@ -24,6 +25,17 @@ def anchor_of(bars: Bars, spec: CompactSpec) -> Anchor:
     """The anchor that suits all these bars; with their typical volume."""
     volumes = typical_volume(np.stack([bars[name] for name in ("v_high", "v", "v_low")], axis=1))
     return anchor_for(int(bars["l"].min()), int(bars["h"].max()), volumes, spec)
+
+
+def label_ahead(
+    rule: Rule, bars: Bars, spec: CompactSpec, window: int = 0, minute: Ints | None = None
+) -> int:
+    """The label of the bar behind which the last ``rule.horizon`` of ``bars`` came; UNDEFINED without one.
+
+    The anchor suits all of them: a label may know what came, and what is shown to a model has its own.
+    """
+    levels = levels_of(bars, anchor_of(bars, spec), window)
+    return int(rule.label(replace(levels, minute=minute)).value[0, -1 - rule.horizon])
 
 
 def bars_of(rows: Iterable[tuple[int, ...]]) -> Bars:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 
 from flash.confidence import CalibrationCurve, QuestionCalibration
-from tapes.rules import UNDEFINED, Floats, Ints
+from tapes.rules import UNDEFINED, Flags, Floats, Ints
 from training.evaluate import calibrated_probabilities, softmax
 from training.scores import log_loss, order_statistics
 from training.sources import Answers
@@ -66,11 +65,13 @@ def fit_question(
     choices: tuple[str, ...],
     logits: Floats,
     label: Ints,
-    tape: Ints,
+    apart: Flags,
     numbered: bool = False,
 ) -> QuestionCalibration | None:
-    """Fit on half of the tapes; choose the method and take scores on the others. None: too few labels."""
-    apart = _half(tape)
+    """Fit on the answers that are not ``apart``; choose the method and take scores on those that are.
+
+    None: too few labels.
+    """
     ours, theirs = label[~apart], label[apart]
     rarest = np.bincount(ours, minlength=len(choices)).min()
     if min(len(ours), len(theirs)) < LEAST_LABELS or rarest < LEAST_OF_A_CHOICE:
@@ -108,7 +109,8 @@ def fit(
             ((*each.choices, NONE), each.logits, with_none, each.tape),
         )
         for choices, logits, label, tape in ways:
-            fitted = fit_question(each.name, texts[each.name], choices, logits, label, tape, numbered)
+            apart = half_of(tape)
+            fitted = fit_question(each.name, texts[each.name], choices, logits, label, apart, numbered)
             if fitted is not None:
                 found.append(fitted)
     return found
@@ -119,8 +121,8 @@ def _above(score: float) -> float:
     return float(f"{score * (1 + 1e-6) + 1e-15:.7g}")
 
 
-def _half(tape: Ints) -> npt.NDArray[np.bool_]:
+def half_of(tape: Ints) -> Flags:
     """True for about half of the tapes, drawn once."""
     names, inverse = np.unique(tape, return_inverse=True)
-    drawn: npt.NDArray[np.bool_] = (np.random.default_rng(0).permutation(len(names)) % 2 == 1)[inverse]
+    drawn: Flags = (np.random.default_rng(0).permutation(len(names)) % 2 == 1)[inverse]
     return drawn

@@ -162,6 +162,8 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
     type=_WRITTEN,
     help="Write NAME-...-reliability.png, -risk-coverage.png and -distance.png for each setting.",
 )
+@_option("--folds", type=_int(1), default=5, help="Test folds of questions about what comes next.")
+@_option("--embargo", type=_int(0), help="Bars behind a test fold that are in none. Default: the horizon.")
 def evaluate(
     path: Path,
     tape: str,
@@ -178,6 +180,7 @@ def evaluate(
     questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
+    **ahead: Any,
 ) -> None:
     """Score a model's answers against computed labels, next to two baselines.
 
@@ -189,9 +192,11 @@ def evaluate(
     percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
     `simple` a plain guess from the last bars. ECE, `at 80 %` (share right among the most confident 80 %) and
     `covered` (choice sets with the right answer) are of calibrated probabilities where there are any.
+
+    A question with a horizon is asked in the order of a recorded --tape, and scored walk-forward: every test
+    fold by what its past had fitted, whatever --calibration says.
     """
     import msgspec
-    from rich.console import Console
     from rich.progress import Progress
 
     from training.evaluate import Report, score, tables
@@ -204,10 +209,13 @@ def evaluate(
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
     model, name, revision = _read_model(path, dtype, lines, asked)
+    if model.asked.horizon:
+        from training.ahead_commands import evaluate_ahead
+
+        evaluate_ahead(model, source, placements, window, labels, (name, revision), json_file, **ahead)
+        return
     fitted = _read_calibration(path, revision, model.lines, calibration)
-    console, settings = Console(), {}
-    if not console.is_terminal:
-        console.width = 140
+    console, settings = _console(), {}
     for placement in dict.fromkeys(placements):
         for read in dict.fromkeys(windows):
             setting = Setting(placement, read, window)
@@ -229,6 +237,7 @@ def evaluate(
 @_asked
 @_option("--out", type=_WRITTEN, help="Default: calibration.json in the directory.")
 @_option("--seed", type=_int(0), default=2, help="Seed of generated tapes.")
+@_option("--until", default="", help="Questions about what comes next: fit on bars up to this time only.")
 def calibrate(
     path: Path,
     tape: str,
@@ -241,6 +250,7 @@ def calibrate(
     max_tapes: int,
     lines: Any,
     questions: tuple[Path, ...],
+    until: str,
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
@@ -248,14 +258,11 @@ def calibrate(
     its own, as models answer less well by number. Generated tapes are drawn from training's ranges with
     seeds of their own, so that `foretick evaluate` shows what a shift costs. The file is for this model and
     its line schema only; the daemon refuses it for another. With --question it keeps what the file has of
-    other questions.
+    other questions. A question with a horizon is fitted on the first half of a recorded --tape and scored on
+    the second one, and the file says until when.
     """
-    from rich.progress import Progress
-
     from flash.confidence import Calibration, write_calibration
-    from training.calibrate import fit
     from training.generate import TRAINING
-    from training.sources import Setting, collect, joined
 
     source = _source(tape, form, seed, TRAINING)
     asked = _asked_of(questions, source, window)
@@ -264,18 +271,19 @@ def calibrate(
         raise click.UsageError("--out is needed where --model is a file")
     target = out or path / "calibration.json"
     kept = _read_calibration(path, revision, model.lines, target) if questions else None
-    texts = dict(zip(model.asked.names, model.asked.texts, strict=True))
-    found = []
-    with Progress() as progress:
-        for placement in dict.fromkeys(placements):
-            parts, settings = [], [Setting(placement, read, window) for read in (1, 2)]
-            for setting in settings:
-                advance = partial(_advance, progress, progress.add_task(setting.name))
-                parts.append(collect(model, source, setting, -(-labels // 2), max_tapes, advance))
-            found += fit(joined(parts), texts, settings[0].numbered)
+    if model.asked.horizon:
+        from training.ahead_commands import calibrate_ahead
+
+        found = calibrate_ahead(model, source, placements, window, labels, until)
+    elif until:
+        raise click.UsageError("--until is for questions about what comes next, which have a horizon")
+    else:
+        found = _fit(model, source, placements, window, labels, max_tapes)
     if not found:
         raise click.ClickException("no question has enough labels; ask for more --labels")
-    others: list[Any] = [each for each in kept.questions if each.name not in texts] if kept else []
+    others: list[Any] = (
+        [each for each in kept.questions if each.name not in model.asked.names] if kept else []
+    )
     described = {**source.described, "window": window, "labels": labels}
     calibration = Calibration(
         model=revision,
@@ -285,6 +293,37 @@ def calibrate(
     )
     write_calibration(target, calibration)
     click.echo(f"{len(found)} calibrations written to {target}")
+
+
+def _fit(
+    model: Any, source: Any, placements: tuple[Any, ...], window: int, labels: int, max_tapes: int
+) -> list[Any]:
+    """Calibrations from fresh windows and from sliding ones."""
+    from rich.progress import Progress
+
+    from training.calibrate import fit
+    from training.sources import Setting, collect, joined
+
+    texts = dict(zip(model.asked.names, model.asked.texts, strict=True))
+    found = []
+    with Progress() as progress:
+        for placement in dict.fromkeys(placements):
+            parts, settings = [], [Setting(placement, read, window) for read in (1, 2)]
+            for setting in settings:
+                advance = partial(_advance, progress, progress.add_task(setting.name))
+                parts.append(collect(model, source, setting, -(-labels // 2), max_tapes, advance))
+            found += fit(joined(parts), texts, settings[0].numbered)
+    return found
+
+
+def _console() -> Any:
+    """As wide as the terminal, or as the tables."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    return console
 
 
 def _advance(progress: Any, task: Any, share: float) -> None:
@@ -298,21 +337,40 @@ def _asked_of(files: tuple[Path, ...], source: Any, window: int) -> Any:
     from tapes.expressions import ExpressionError
     from tapes.question_file import QuestionError, check_labels, read_question
     from training.batches import Vocabulary
-    from training.sources import Asked
 
     if not files:
         return None
     try:
         rules = [read_question(file) for file in files]
+        if any(rule.horizon for rule in rules):
+            return _asked_ahead(rules, source)
         drawn = [each.levels for each in islice(source.batches(Vocabulary(), 2 * window, window), _TRIED)]
         for rule in rules:
             check_labels(rule, drawn)
     except (QuestionError, ExpressionError) as error:
         raise click.ClickException(str(error)) from None
+    return _of_own(rules)
+
+
+def _of_own(rules: list[Any]) -> Any:
+    from training.sources import Asked
+
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         raise click.ClickException(f"two questions have one name: {', '.join(names)}")
     return Asked(tuple(rules), exact=False)
+
+
+def _asked_ahead(rules: list[Any], source: Any) -> Any:
+    """Questions about what comes next; their labels are tried on the tape as it is read."""
+    from training.sources import Recorded
+
+    if not all(rule.horizon for rule in rules):
+        raise click.ClickException("questions with a horizon and without one go in two runs")
+    if not isinstance(source, Recorded):
+        why = "of a generated tape means nothing: give a recorded file, --tape FILE --format FORMAT"
+        raise click.ClickException(f"what comes next {why}")
+    return _of_own(rules)
 
 
 def _read_model(

@@ -238,6 +238,11 @@ class Asked:
         """As they are asked."""
         return (*(rule.text for rule in self.rules), *([EXACT_VALUE.text] if self.exact else []))
 
+    @property
+    def horizon(self) -> int:
+        """Bars after which all labels are known; 0 at once."""
+        return max((rule.horizon for rule in self.rules), default=0)
+
     def rule(self, question: int) -> Rule | None:
         """Of a question by its index; None of `exact_value`."""
         return self.rules[question] if question < len(self.rules) else None

@@ -33,8 +33,10 @@ EXAMPLES = (
 NAMES = ("open", "high", "low", "close", "volume")
 
 
-def question(rule: str, horizon: int, **more: object) -> QuestionFile:
-    return msgspec.convert({"name": "q", "text": "Q?", "rule": rule, "horizon": horizon, **more}, QuestionFile)
+def question(rule: str | list[str], horizon: int, **more: object) -> QuestionFile:
+    return msgspec.convert(
+        {"name": "q", "text": "Q?", "rule": rule, "horizon": horizon, **more}, QuestionFile
+    )
 
 
 def labels(rule: str, horizon: int, levels: Levels, **more: object) -> Ints:
@@ -96,9 +98,11 @@ def test_drawn_rules_equal_the_reference(
 def test_a_label_reads_no_bar_behind_its_horizon_and_is_not_there_before(
     rule: str, cut: int, seed: int
 ) -> None:
-    """Other bars from ``cut`` on change no label whose horizon ends before it; a cut tape lacks the last ones."""
+    """Other bars from ``cut`` on change no label whose horizon ends before it; a cut tape lacks the last."""
     a, b = (timed(generate(np.random.default_rng([seed, i]), 1, 70, EVALUATION, 32)) for i in (0, 1))
-    mixed = replace(a, **{n: np.concatenate([getattr(a, n)[:, :cut], getattr(b, n)[:, cut:]], 1) for n in NAMES})
+    mixed = replace(
+        a, **{n: np.concatenate([getattr(a, n)[:, :cut], getattr(b, n)[:, cut:]], 1) for n in NAMES}
+    )
     short = replace(a, **{n: getattr(a, n)[:, :cut] for n in (*NAMES, "minute")})
     known, other, early = (labels(rule, 5, each)[0] for each in (a, mixed, short))
     assert np.array_equal(known[: cut - 5], other[: cut - 5])
@@ -106,7 +110,10 @@ def test_a_label_reads_no_bar_behind_its_horizon_and_is_not_there_before(
     assert np.all(early[cut - 5 :] == UNDEFINED)
 
 
-@given(gaps=st.lists(st.sampled_from((60, 600, 601, 60_000)), min_size=30, max_size=30), horizon=st.integers(1, 5))
+@given(
+    gaps=st.lists(st.sampled_from((60, 600, 601, 60_000)), min_size=30, max_size=30),
+    horizon=st.integers(1, 5),
+)
 def test_no_label_spans_a_gap_that_is_too_long(gaps: list[int], horizon: int) -> None:
     at = np.cumsum(gaps)[None] * 10**9
     levels = replace(generate(np.random.default_rng(1), 1, 30), at=at)
@@ -119,17 +126,11 @@ def test_no_label_spans_a_gap_that_is_too_long(gaps: list[int], horizon: int) ->
 
 def test_three_outcomes_by_which_barrier_is_met_first() -> None:
     rules = ["until(future.high > close + R) < until(future.low < close - R)", "any(future.low < close - R)"]
-    rule = rule_of(replace_rule(rules, ("UP", "DOWN", "NEITHER")))
+    rule = rule_of(question(rules, 8, choices=("UP", "DOWN", "NEITHER")))
     x = generate(np.random.default_rng(7), 4, 90, EVALUATION, 48)
     found = rule.label(x)
     assert set(np.unique(found.value)) == {UNDEFINED, 0, 1, 2}
     assert np.all(np.isfinite(found.margin))
-
-
-def replace_rule(rules: list[str], choices: tuple[str, ...]) -> QuestionFile:
-    return msgspec.convert(
-        {"name": "q", "text": "Q?", "rule": rules, "choices": choices, "horizon": 8}, QuestionFile
-    )
 
 
 @pytest.mark.parametrize(

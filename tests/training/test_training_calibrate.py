@@ -9,7 +9,7 @@ from flash.confidence import Calibration, QuestionCalibration, threshold
 from tapes.rules import UNDEFINED, Floats, Ints
 from tests.kit.tolerance import near, of_float64
 from tests.training.answered import answers
-from training.calibrate import fit, fit_curves, fit_question, fit_temperature
+from training.calibrate import fit, fit_curves, fit_question, fit_temperature, half_of
 from training.evaluate import calibrated_probabilities, score, set_scores, softmax
 
 EXACT = of_float64(1.0)
@@ -17,7 +17,9 @@ TEXTS = {"trend": "Up or down?"}
 
 
 def fitted(logits: Floats, label: Ints) -> QuestionCalibration:
-    found = fit_question("trend", "Up or down?", ("UP", "DOWN"), logits, label, np.arange(len(label)))
+    found = fit_question(
+        "trend", "Up or down?", ("UP", "DOWN"), logits, label, half_of(np.arange(len(label)))
+    )
     assert found is not None
     return found
 
@@ -106,7 +108,9 @@ def test_too_few_labels_fit_nothing() -> None:
     only = answers(3000)
     one_label = np.where(only.label == UNDEFINED, UNDEFINED, 0)
     assert (
-        fit_question("trend", "", ("UP", "DOWN"), only.logits[:, :2], np.maximum(one_label, 0), only.tape)
+        fit_question(
+            "trend", "", ("UP", "DOWN"), only.logits[:, :2], np.maximum(one_label, 0), half_of(only.tape)
+        )
         is None
     )
 
@@ -123,7 +127,7 @@ def test_sets_of_very_confident_answers_cover_what_is_asked() -> None:
         return logits, label
 
     logits, label = draw()
-    fitted = fit_question("q", "Q?", ("A", "B"), logits, label, np.arange(8000))
+    fitted = fit_question("q", "Q?", ("A", "B"), logits, label, half_of(np.arange(8000)))
     assert fitted is not None
     logits, label = draw()
     served = [
