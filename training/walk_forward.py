@@ -136,7 +136,7 @@ def climatology(decisions: Decisions, test: Ints) -> Floats:
 def base_rate(decisions: Decisions, test: Ints) -> Floats:
     """What skill is measured against, [tested, choices]: climatology or even odds, the better of them.
 
-    A model whose logits are even by themselves knows even odds, which a short past does not; that is no skill.
+    A model whose logits are even by themselves knows even odds, and a short past does not: that is no skill.
     """
     known, label = climatology(decisions, test), decisions.label[test]
     even = np.full_like(known, 1 / known.shape[1])
