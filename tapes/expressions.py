@@ -248,7 +248,9 @@ def _bars(source: str, node: ast.AST, least: int) -> int:
         case ast.Constant(value=int(bars)) if not isinstance(bars, bool) and least <= bars <= MAX_SPAN:
             return bars
         case ast.UnaryOp(op=ast.USub()):
-            raise ExpressionError(f"{source!r}: {ast.unparse(node)} bars ago looks ahead")
+            raise ExpressionError(
+                f"{source!r}: {ast.unparse(node)} bars ago looks ahead; write future.close, with a horizon"
+            )
     raise ExpressionError(
         f"{source!r}: {ast.unparse(node)[:40]} must be a whole number of bars, {least} to {MAX_SPAN:,}"
     )

@@ -14,7 +14,7 @@ from ingest.compact import CENTRE, CompactSpec
 from tapes.question_file import QuestionError
 from tapes.real_bars import anchor_of, label_ahead, levels_of
 from tapes.rules import UNDEFINED, Floats, Ints, Levels, Rule, lag, mean_range, rolling
-from training.ahead_scores import time_text
+from training.ahead_card import time_text
 from training.baseline import shapes
 from training.batches import Vocabulary
 from training.shown import minutes

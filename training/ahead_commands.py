@@ -16,8 +16,7 @@ from flash.confidence import QuestionCalibration
 from tapes.expressions import ExpressionError
 from tapes.question_file import QuestionError
 from training.ahead import History, ask, fit_ahead
-from training.ahead_card import fold_table, lines_of
-from training.ahead_scores import AheadReport, AheadScores, score_ahead
+from training.ahead_card import AheadReport, AheadScores, fold_table, lines_of, score_ahead
 from training.sources import Placement, Reader, Recorded, Setting
 from training.walk_forward import Decisions, WalkForwardError
 

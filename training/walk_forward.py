@@ -6,7 +6,6 @@ behind each fold keeps the next one apart (Lopez de Prado, 2018, ch. 7). Nothing
 blocks of the intervals (circular block bootstrap: Politis and Romano, 1992).
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flash.confidence import COVERAGE, AdaptiveCoverage, QuestionCalibration, threshold
+from flash.confidence import QuestionCalibration
 from tapes.rules import Flags, Floats, Ints
 from training.calibrate import LEAST_LABELS, LEAST_OF_A_CHOICE, fit_question
-from training.evaluate import calibrated_probabilities, softmax
+from training.evaluate import calibrated_probabilities
 
 RESAMPLES = 1_000
 LEAST_BLOCKS = 20
@@ -186,24 +185,3 @@ def balanced(right: Flags, label: Ints, choices: int, length: int) -> tuple[floa
     kind = np.eye(choices)[label]
     columns = np.concatenate([kind * right[:, None], kind], axis=1)
     return interval(columns, lambda sums: np.nanmean(sums[:, :choices] / sums[:, choices:], axis=1), length)
-
-
-def adaptive_coverage(
-    decisions: Decisions, parts: list[tuple[Fold, Forecast]], target: float = COVERAGE
-) -> Flags:
-    """Whether each tested answer's choice set had the right choice, where labels adapt the coverage.
-
-    As in a running daemon: a label counts when its horizon has passed, and no answer before it knows of it.
-    """
-    state, covered = AdaptiveCoverage.of(target), []
-    waiting: deque[tuple[int, float, QuestionCalibration]] = deque()
-    for fold, made in parts:
-        scores = 1 - softmax(decisions.logits[fold.test], made.fitted.temperature)
-        own = scores[np.arange(len(fold.test)), decisions.label[fold.test]]
-        for bar, score in zip(decisions.bar[fold.test].tolist(), own.tolist(), strict=True):
-            while waiting and waiting[0][0] <= bar:
-                _, late, fitted = waiting.popleft()
-                state = state.after(late <= threshold(fitted.scores, fitted.labels, state.asked))
-            covered.append(score <= threshold(made.fitted.scores, made.fitted.labels, state.asked))
-            waiting.append((bar + decisions.horizon, score, made.fitted))
-    return np.array(covered, bool)

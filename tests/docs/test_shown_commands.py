@@ -130,6 +130,7 @@ def made(folder: Path) -> Path:
     shutil.copytree(ROOT / "examples", folder / "examples")
     own = re.findall(r"```toml\n(.*?)^```", (ROOT / "docs/questions.md").read_text(), re.M | re.S)
     (folder / "near_high.toml").write_text(own[0])
+    (folder / "up_20bp.toml").write_text(own[2])
     (folder / "model.gguf").touch()
     times = [(14 + n // 60, n % 60) for n in range(90)]
     bars = [f"2024-08-08T{h}:{m:02}:00Z,{prices(n)},{n % 5 + 1}" for n, (h, m) in enumerate(times)]

@@ -13,7 +13,7 @@ from tapes.question_file import read_question
 from tapes.real_bars import label_ahead
 from tapes.rules import UNDEFINED
 from training.ahead import History, plain_features
-from training.ahead_scores import NO_SKILL, AheadReport
+from training.ahead_card import NO_SKILL, AheadReport
 from training.cli import calibrate, evaluate
 from training.sources import Recorded
 
@@ -109,7 +109,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("calibrate", "walk_forward"):
         monkeypatch.setattr(f"training.{module}.LEAST_LABELS", 8)
         monkeypatch.setattr(f"training.{module}.LEAST_OF_A_CHOICE", 1)
-    monkeypatch.setattr("training.ahead_scores.LEAST_BLOCKS", 2)
+    monkeypatch.setattr("training.ahead_card.LEAST_BLOCKS", 2)
 
 
 def arguments(tmp_path: Path, tape: Path, *more: object, question: str = UP) -> list[str]:

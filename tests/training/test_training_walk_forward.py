@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash.confidence import AdaptiveCoverage, threshold
 from tapes.rules import Floats, Ints
-from training.ahead_card import lines_of
-from training.ahead_scores import NO_SKILL, Skill, score_ahead, verdict
-from training.evaluate import softmax
+from training.ahead_card import NO_SKILL, Skill, lines_of, score_ahead, verdict
 from training.walk_forward import (
     Decisions,
     Fold,
     WalkForwardError,
-    adaptive_coverage,
     base_rate,
     block_length,
     climatology,
@@ -70,7 +66,6 @@ def test_an_oracle_has_skill_over_the_base_rate_and_the_plain_model() -> None:
         assert each.plain_skill.brier.low < 0.02
         assert each.balanced.low > 0.6
         assert abs(each.covered - 0.9) < 0.06
-        assert abs(each.adaptive - 0.9) < 0.06
         assert each.calibration_error < 0.08
 
 
@@ -88,7 +83,7 @@ def changed(d: Decisions, from_bar: int, *, labels_only: bool = False, seed: int
     """The same answers, but for all that becomes known at ``from_bar`` or later, which is shuffled."""
     rng = np.random.default_rng(seed)
 
-    def shuffled(column: Floats | Ints, which: Ints) -> Floats | Ints:
+    def shuffled(column: Floats, which: Ints) -> Floats:
         out = column.copy()
         out[which] = column[rng.permutation(which)]
         return out
@@ -181,25 +176,6 @@ def test_a_calibration_of_the_past_keeps_its_halves_apart() -> None:
     assert b is not None
     assert a.temperature == b.temperature
     assert a.scores != b.scores
-
-
-def test_adapted_coverage_follows_labels_as_they_arrive() -> None:
-    """Against a plain loop over all pairs of an answer and the labels that were known."""
-    d = walk(6, told=0.3)
-    parts = [(fold, forecast(d, fold)) for fold in folds(d.bar, d.horizon, 3, d.horizon)]
-    found = adaptive_coverage(d, parts)
-    answers = [
-        (int(d.bar[i]), made.fitted, 1 - softmax(d.logits[i : i + 1], made.fitted.temperature)[0, d.label[i]])
-        for fold, made in parts
-        for i in fold.test
-    ]
-    for number in (0, 5, 6, 50, len(answers) - 1):
-        state = AdaptiveCoverage.of(0.9)
-        for bar, fitted, score in answers:
-            if bar + d.horizon <= answers[number][0]:
-                state = state.after(score <= threshold(fitted.scores, fitted.labels, state.asked))
-        _, fitted, score = answers[number]
-        assert found[number] == (score <= threshold(fitted.scores, fitted.labels, state.asked))
 
 
 def test_even_odds_are_the_reference_where_the_past_is_a_poor_one() -> None:
