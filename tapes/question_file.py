@@ -7,11 +7,11 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from feeds.durations import parse_duration
 from tapes.expressions import MAX_HORIZON, Expression, ExpressionError, parse
 from tapes.rules import UNDEFINED, YES_NO, Flags, Labels, Levels, Rule, after
 
 MAX_CHOICES = 255
+_MINUTE_NS = 60 * 10**9
 
 
 class QuestionError(ValueError):
@@ -22,8 +22,8 @@ class QuestionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``rule``: a condition for each choice but the last; the first that holds decides, else the last choice.
 
     ``where``: a condition without which the question does not arise. ``define``: names for expressions.
-    ``horizon``: bars to come that the rules read, after which the label is known. ``max_gap``: where more
-    time lies between two bars before the horizon has passed, such as a night, there is no right answer.
+    ``horizon``: bars to come that the rules read, after which the label is known. ``max_gap_minutes``: where
+    more time lies between two bars before the horizon has passed, such as a night, there is no right answer.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -33,7 +33,7 @@ class QuestionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = ""
     define: dict[str, str] = {}
     horizon: Annotated[int, msgspec.Meta(ge=0, le=MAX_HORIZON)] = 0
-    max_gap: str = ""
+    max_gap_minutes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def read_question(path: Path) -> Rule:
@@ -67,9 +67,9 @@ def rule_of(question: QuestionFile) -> Rule:
         raise ValueError(
             f"horizon is {horizon}, but no rule reads a column of the future, such as future.close"
         )
-    longest = parse_duration(question.max_gap) if question.max_gap else 0
+    longest = question.max_gap_minutes * _MINUTE_NS
     if longest and not horizon:
-        raise ValueError("max_gap is of the bars to come, and needs a horizon")
+        raise ValueError("max_gap_minutes is of the bars to come, and needs a horizon")
 
     def label(levels: Levels) -> Labels:
         found = _labels(rules, where, levels)
@@ -92,7 +92,7 @@ def _known(name: str, horizon: int, longest: int, levels: Levels) -> Flags:
     if not longest:
         return known
     if levels.at is None:
-        raise ExpressionError(f"{name}: max_gap needs the times of bars, which these tapes do not have")
+        raise ExpressionError(f"{name}: max_gap_minutes needs times of bars, and these tapes have none")
     is_gap = np.diff(levels.at, axis=1, prepend=levels.at[:, :1]) > longest
     gaps = np.cumsum(is_gap, axis=1).astype(np.float64)
     whole: Flags = known & (after(gaps, horizon, np.inf) == gaps)

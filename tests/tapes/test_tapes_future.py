@@ -118,7 +118,7 @@ def test_no_label_spans_a_gap_that_is_too_long(gaps: list[int], horizon: int) ->
     at = np.cumsum(gaps)[None] * 10**9
     levels = replace(generate(np.random.default_rng(1), 1, 30), at=at)
     plain = labels("last(future.close) > close", horizon, levels)[0]
-    whole = labels("last(future.close) > close", horizon, levels, max_gap="10m")[0]
+    whole = labels("last(future.close) > close", horizon, levels, max_gap_minutes=10)[0]
     for bar in range(30):
         broken = any(gap > 600 for gap in gaps[bar + 1 : bar + 1 + horizon])
         assert whole[bar] == (UNDEFINED if broken else plain[bar])
@@ -152,9 +152,8 @@ def test_three_outcomes_by_which_barrier_is_met_first() -> None:
         ({"rule": "last(future.close) > volume"}, "mixes a price and a volume"),
         ({"where": "last(future.close) > close"}, "where` looks ahead"),
         ({"define": {"future": "close"}}, "cannot be defined"),
-        ({"max_gap": "soon"}, "expected a duration"),
-        ({"rule": "close > open", "horizon": 0, "max_gap": "1h"}, "needs a horizon"),
-        ({"max_gap": "1h"}, "needs the times of bars"),
+        ({"rule": "close > open", "horizon": 0, "max_gap_minutes": 60}, "needs a horizon"),
+        ({"max_gap_minutes": 60}, "needs times of bars"),
     ],
 )
 def test_what_is_refused(changes: dict[str, object], message: str) -> None:

@@ -28,7 +28,7 @@ name = "jump"
 text = "Will the price reach 10 basis points more within three bars?"
 horizon = 3
 rule = "highest(future.high) > 1.001 * close"
-max_gap = "1h"
+max_gap_minutes = 60
 """
 WINDOW = 32
 
