@@ -51,6 +51,19 @@ class AdaptationState(msgspec.Struct, frozen=True):
     asked: dict[str, float]
 
 
+class WaitingAnswer(msgspec.Struct, frozen=True):
+    """An answer that waits for its label, as it is saved; what was fitted goes by name and choices."""
+
+    question: str
+    version: int
+    name: str
+    choices: tuple[str, ...]
+    numbered: bool
+    logits: tuple[float, ...]
+    given: int
+    choice_set: tuple[str, ...]
+
+
 class LateLabels:
     """One session's answers that wait for labels, at most ``most``, and the coverage of its questions.
 
@@ -91,6 +104,10 @@ class LateLabels:
         """Remember an answer; the oldest one may be forgotten."""
         self._answers[question, version] = answer
         self._forget()
+
+    def waiting(self, question: str, version: int) -> JudgedAnswer | None:
+        """An answer that has no label yet."""
+        return self._answers.get((question, version))
 
     def label(self, question: str, version: int, choice: str) -> Labelled:
         """Tell the right choice of an answer. Raises LabelError, with nothing changed."""

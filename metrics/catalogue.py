@@ -550,6 +550,12 @@ METRICS: tuple[Metric, ...] = (
         covered=("yes", "no"),
     ),
     _counter(
+        "foretick_labelled_right_total",
+        "Answers that were right by their label, of those of foretick_labelled_sets_total. Worry when the "
+        "share falls.",
+        "session",
+    ),
+    _counter(
         "foretick_asks_total",
         "Ad-hoc questions, by the tier that answered, or by error.",
         outcome=OUTCOMES,

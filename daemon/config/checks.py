@@ -269,6 +269,11 @@ def _questions(config: Config) -> Iterator[KeyProblem]:
             yield f"{here}.publish_when", "only a number crosses a level: remove the choices"
         if question.ask_every and question.ask_every_bars > 1:
             yield f"{here}.ask_every", "contradicts ask_every_bars: remove one"
+        if question.rule:
+            from daemon.config import label_rules  # reads bars, which few configurations need
+
+            if why := label_rules.problem(config, question):
+                yield f"{here}.rule", why
         if question.max_tokens > limit:
             yield f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
 

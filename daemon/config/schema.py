@@ -720,6 +720,13 @@ class QuestionConfig(Table, frozen=True):
     choices: Annotated[
         tuple[str, ...], about("allowed answers, which must differ in their first token; empty is free text")
     ] = ()
+    rule: Annotated[
+        str,
+        about(
+            "file of the same question with its rule (see questions): answers get their labels from it as "
+            'bars close, and choice sets follow; "" is none'
+        ),
+    ] = ""
     max_tokens: Annotated[int, about("longest free-text answer, in tokens", ge=1)] = 8
     answer: Annotated[AnswerForm, about("form of a free-text answer: any text, or a decimal number only")] = (
         "text"

@@ -24,6 +24,7 @@ from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
+from daemon.engine.rule_labels import RuleLabels
 from daemon.engine.sampling_defaults import sampling_defaults
 from daemon.engine.service import EngineHost, ServedModel
 from daemon.engine.session_lifecycle import EngineSessions
@@ -156,13 +157,16 @@ def _served(
     refresher = refresher_of(config, built, scheduler, registry, observer, feeder.refreshing)
     rollups = Rollups(config, built, scheduler, store)
     answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
-    parts = SessionParts(scheduler, registry, versions, confidence, requests, answers, refresher, rollups)
+    labels = RuleLabels(config, built, scheduler, registry, confidence)
+    parts = SessionParts(
+        scheduler, registry, versions, confidence, labels, requests, answers, refresher, rollups
+    )
     snapshots = Snapshots(config, built, scheduler, feeder, parts, store)
     questions = StandingQuestions(registry, built, scheduler, limits, confidence, emit)
     sessions = EngineSessions(config, built, scheduler, feeder, questions, parts, snapshots, store, emit)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(pool, built.tapes.values(), built.tiers, store)
-    idle = answers.idle, refresher.idle, rebuilder.idle, maintenance, snapshots
+    idle = answers.idle, labels.idle, refresher.idle, rebuilder.idle, maintenance, snapshots
     view = PromptView(built, scheduler, prompts, registry, emit)
     return ServedModel(questions, sessions, snapshots, parts, view), idle
 

@@ -1,6 +1,6 @@
 """What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from daemon.config.schema import Config, ModelConfig
@@ -15,7 +15,14 @@ from flash.confidence import (
     judge,
     read_calibration,
 )
-from flash.late_labels import AdaptationState, JudgedAnswer, LabelError, Labelled, LateLabels
+from flash.late_labels import (
+    AdaptationState,
+    JudgedAnswer,
+    LabelError,
+    Labelled,
+    LateLabels,
+    WaitingAnswer,
+)
 from flash.question import Question
 from flash.registry import Standing
 from metrics.store import MetricStore
@@ -86,6 +93,29 @@ class Confidence:
         """Go on from a cut."""
         self._labels[session].restore(cut)
 
+    def awaits(self, session: str, question: str, version: int) -> bool:
+        """Whether an answer to the question of this hash waits for its label."""
+        return self._labels[session].waiting(question, version) is not None
+
+    def waiting(self, session: str, keys: Iterable[tuple[str, int]]) -> tuple[WaitingAnswer, ...]:
+        """Those of these answers (hash of the question, version) that wait for their label."""
+        found = []
+        for question, version in keys:
+            answer = self._labels[session].waiting(question, version)
+            if answer is not None:
+                fitted, logits, given, choice_set = answer
+                known = fitted.name, tuple(fitted.choices), fitted.numbered
+                found.append(WaitingAnswer(question, version, *known, logits, given, choice_set))
+        return tuple(found)
+
+    def remember(self, session: str, answers: Iterable[WaitingAnswer]) -> None:
+        """Let answers of an earlier engine wait, but for those whose question has no calibration any more."""
+        for each in answers:
+            fitted = self._calibration and self._calibration.find(each.name, each.choices, each.numbered)
+            if fitted:
+                judged = JudgedAnswer(fitted, each.logits, each.given, each.choice_set)
+                self._labels[session].remember(each.question, each.version, judged)
+
     def of(
         self, session: str, question: Question, logits: Sequence[float], given: str | None
     ) -> Judged | None:
@@ -146,6 +176,7 @@ class Confidence:
             raise LabelError(error.code, f"{session}/{name}: {error}") from None
         covered = "yes" if found.covered else "no"
         self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
+        self._store.inc("foretick_labelled_right_total", int(found.right), session=session)
         self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
         return found
 

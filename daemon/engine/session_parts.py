@@ -7,6 +7,7 @@ from daemon.engine.answers import StandingAnswers, Versions
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
+from daemon.engine.rule_labels import RuleLabels
 from daemon.engine.snapshot_store import PartsState
 from flash.registry import Registry, Standing
 from regions.tape import Tape
@@ -30,6 +31,7 @@ class SessionParts:
     registry: Registry
     versions: Versions
     confidence: Confidence
+    labels: RuleLabels
     requests: RequestRunner
     answers: StandingAnswers
     refresher: Refresher
@@ -38,6 +40,7 @@ class SessionParts:
     def add(self, session: SessionConfig, tape: Tape, standing: tuple[Standing, ...]) -> None:
         """There is another session."""
         self.confidence.add(session.name)
+        self.labels.add(session)
         self.registry.replace(session.name, standing)
         self.change(session, tape)
 
@@ -57,6 +60,7 @@ class SessionParts:
         self.registry.remove(name)
         self.requests.remove(name)
         self.answers.remove(name)
+        self.labels.remove(name)
         self.confidence.remove(name)
 
     def save(self, tape: Tape) -> PartsState | None:
@@ -71,6 +75,7 @@ class SessionParts:
             asked=self.answers.cut(name),
             adapted=self.confidence.cut(name),
             lineage=self.versions.log(tape).copied(),
+            labels=self.labels.cut(name),
         )
 
     def settled(self, tape: Tape) -> bool:
@@ -84,6 +89,7 @@ class SessionParts:
         assert newest is not None, "it was restored"
         self.answers.restore(tape, state.asked, newest)
         self.confidence.restore(tape.name, state.adapted)
+        self.labels.restore(tape.name, state.labels)
         self.refresher.restore(tape, state.stale_records)
         self.versions.restore(tape, state.lineage, has_log=has_log)
         if state.rolled is not None:

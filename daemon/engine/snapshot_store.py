@@ -18,6 +18,7 @@ import msgspec
 
 from daemon.config.fingerprint import quality_settings
 from daemon.config.schema import Config, SessionConfig
+from daemon.engine.labelled_bars import RuleLabelState
 from daemon.engine.provenance import ProvenanceLog
 from daemon.progress import Position, Progress, covers
 from daemon.protocol import NameStream
@@ -59,7 +60,7 @@ class PartsState(msgspec.Struct, frozen=True):
     """What the engine's parts keep of a session (`daemon.engine.session_parts`).
 
     ``newest``: the newest record of its version. ``stale_records``: evicted since its window was prefilled
-    last. ``lineage``: of its window and its state.
+    last. ``lineage``: of its window and its state. ``labels``: what rules wait for.
     """
 
     newest: TapeRecord
@@ -68,6 +69,7 @@ class PartsState(msgspec.Struct, frozen=True):
     asked: AskedState
     adapted: AdaptationState
     lineage: ProvenanceLog
+    labels: RuleLabelState | None = None
 
 
 class SavedSession(msgspec.Struct, frozen=True):

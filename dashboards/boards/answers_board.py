@@ -24,6 +24,8 @@ def _published() -> list[object]:
 def _confidence() -> list[object]:
     sets = increase("foretick_labelled_sets_total", "session")
     covered = increase("foretick_labelled_sets_total", "session", covered="yes")
+    right = increase("foretick_labelled_right_total", "session")
+    rightness = f"{right} / {sets}", "{{session}}"
     coverage = [
         (f"{covered} / {sets}", "covered {{session}}"),
         (gauge("foretick_adapted_coverage", "session"), "asked for {{session}}"),
@@ -33,6 +35,7 @@ def _confidence() -> list[object]:
         rates("Choice sets a second, by size", "foretick_choice_sets_total", "size"),
         rates("Labels a second, by outcome", "foretick_labels_total", "outcome"),
         series("Choice sets that have their label, in this range", "percentunit", *coverage),
+        series("Labelled answers that were right, in this range", "percentunit", rightness),
     ]
 
 

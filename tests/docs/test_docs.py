@@ -135,9 +135,15 @@ LOADERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("block", examples(*LOADERS))
-def test_files_load(block: Block, tmp_path: Path) -> None:
+def test_files_load(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the questions of their page, which they may name."""
     file = tmp_path / "example.toml"
     file.write_text(block.text)
+    for each in blocks():
+        if each.page == block.page and each.kind == "question":
+            name = tomllib.loads(each.text)["name"]
+            (tmp_path / f"{name}.toml").write_text(each.text)
+    monkeypatch.chdir(tmp_path)
     assert LOADERS[block.kind](file)
 
 

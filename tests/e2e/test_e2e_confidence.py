@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.api.messages import Ask, AskReply, QueryError
-from daemon.config.schema import FlashConfig, ModelConfig, ProcessConfig
+from daemon.config.schema import FlashConfig, ModelConfig, ProcessConfig, QuestionConfig
 from daemon.engine.confidence_metrics import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
 from feeds.connector import SettingError
@@ -202,6 +202,29 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
     assert values['foretick_labelled_sets_total{session="aaa",covered="yes"}'] == in_set
     assert values['foretick_labelled_sets_total{session="aaa",covered="no"}'] == 9 - in_set
     assert values['foretick_adapted_coverage{session="aaa"}'] == state.asked
+
+
+async def test_labels_come_from_a_rule_as_bars_close(directory: Path, tmp_path: Path) -> None:
+    """Without a client; the running daemon gives them when it has nothing else to do."""
+    write(directory / CALIBRATION, revision_of(directory))
+    rule = tmp_path / "trend.toml"
+    asked = f'text = "{FITTED.text}"\nchoices = ["UP", "DOWN"]\n'
+    rule.write_text(f'name = "trend"\n{asked}horizon = 2\nrule = "last(future.close) > close"\n')
+    question = QuestionConfig("trend", FITTED.text, ("UP", "DOWN"), rule=str(rule))
+    model = ModelConfig(path=str(directory), coverage=COVERAGE)
+    config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="none", questions=(question,))
+    async with running(config) as daemon:
+        for n in range(12):
+            daemon.put(trade("V:AAA", START + n * SECOND, f"{100 + (n * n) % 7 / 10:.2f}"))
+            await until(lambda n=n: len(daemon.answers()) == n)
+        closes = [(n * n) % 7 for n in range(11)]
+        right = ["UP" if closes[n + 2] > closes[n] else "DOWN" for n in range(9)]
+        found = sum(answer.choice == each for answer, each in zip(daemon.answers(), right, strict=False))
+        sets = [("covered", "yes"), ("covered", "no")]
+        await until(
+            lambda: sum(daemon.count("labelled_sets", session="aaa", **{k: v}) for k, v in sets) == len(right)
+        )
+        assert daemon.count("labelled_right", session="aaa") == found
 
 
 def test_a_file_beside_the_model_is_read_unless_it_is_off(directory: Path) -> None:
