@@ -85,9 +85,13 @@ def none_of(model: ModelConfig) -> str:
 
 
 def signal_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Each key of `[[signals]]` that makes no sense, and why."""
+    """Each key of `[[signals]]` that makes no sense, and why; none while questions make none."""
     asked: dict[str, dict[str, Question]] = {}
-    for each in questions_of(config):
+    try:
+        standing = list(questions_of(config))
+    except ValueError:  # which another check says
+        return
+    for each in standing:
         asked.setdefault(each.session, {})[each.question.name] = each.question
     first: dict[str, int] = {}
     for index, signal in enumerate(config.signals):
