@@ -51,7 +51,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(monkeypatch:
     assert refused.value.key == "model.path"
     assert refused.value.message.count(shown_bytes(need)) == 2
     monkeypatch.setattr("daemon.engine.memory_budget.weight_bytes", lambda *_: 1 << 60)
-    monkeypatch.setattr(building, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(building, "load_checked", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(SettingError) as refused:
         load(Config(model=ModelConfig(device="cpu")))
     assert refused.value.key == "model.path"
@@ -64,7 +64,7 @@ def test_memory_that_runs_out_while_they_are_loaded_is_a_message(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(building, "load_model", fail)
+    monkeypatch.setattr(building, "load_checked", fail)
     with pytest.raises(SettingError) as refused:
         load(Config(model=ModelConfig(device="cpu")))
     assert refused.value.key == "model.path"

@@ -182,7 +182,7 @@ async def desk(folder: Path) -> AsyncIterator[Desk]:
         }
         sessions = {"aaa": "V:AAA", "bbb": "V:BBB", "idle": "V:IDLE"}
         text = kafka_toml(broker.bootstrap, more=more, sessions=sessions) + MORE
-        few = {"FORETICK_HTTP__KEPT_EVENTS": "256"}  # so that a listener soon has too many
+        few = {"FORETICK_HTTP__KEPT_EVENTS": "64"}  # so that a listener soon has too many
         daemon = stack.enter_context(Daemon(folder / "daemon", text, few, spare=True))
         async with (
             Topics(broker.bootstrap, "md.trades.v1", "answers.v1") as topics,

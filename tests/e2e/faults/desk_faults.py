@@ -20,7 +20,7 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-BACKLOG, LARGE = 100, 100_000
+BACKLOG, LARGE = 300, 100_000
 """Messages, and bytes of each: a fetch has ten."""
 OLD_S, SLOW_MS = 300.0, 300
 
@@ -161,13 +161,20 @@ async def engine_dies_at_each_start(desk: Desk) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def listener_stuck(desk: Desk) -> AsyncIterator[None]:
-    """A client that asks for all events and reads none; others ask it for more than the market has."""
+async def listener_too_slow(desk: Desk) -> AsyncIterator[None]:
+    """A client that listens to all events and reads a twentieth of them: one that reads none is cut off."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", desk.daemon.http_port))
         client.sendall(head("GET", "/v1/events", {"host": f"127.0.0.1:{desk.daemon.http_port}"}))
-        yield
+        client.setblocking(False)
+
+        async def read_a_little() -> None:
+            with contextlib.suppress(BlockingIOError):
+                client.recv(1024)
+
+        async with again(read_a_little, 1.0):
+            yield
 
 
 @contextlib.asynccontextmanager
@@ -319,7 +326,7 @@ FAULTS: tuple[Fault[Desk], ...] = (
           "daemon", "does not reply"),
     Fault("engine-killed", engine_killed, "ForetickEngineRestarted", "was started again",
           "metrics.engine_restarts_total", "above 0", before_s=540.0),
-    Fault("listener-stuck", listener_stuck, "ForetickListenersTooSlow", "too slowly",
+    Fault("listener-too-slow", listener_too_slow, "ForetickListenersTooSlow", "too slowly",
           "metrics.events_dropped_total", "sse"),
     Fault("snapshots-read-only", snapshots_read_only, "ForetickSnapshotsFail", "disk",
           "recovery.directory", "cannot write"),
