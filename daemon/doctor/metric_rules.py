@@ -18,8 +18,8 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Rule:
-    """``metric`` (without `foretick_`) of ``labels`` is a worry when a series of it is ``above`` or ``below``
-    ``bound``; ``low``, which is below it but not 0; or ``rises`` by more than it between two scrapes.
+    """``metric`` (without `foretick_`) of ``labels`` is a worry when a series of it is ``above`` ``bound`` in
+    either of two scrapes, or ``below`` it; ``low``, which is below it but not 0; or ``rises`` by more than it between two scrapes.
 
     ``step``: what to do, and the guide. ``share_of``: a metric and its labels, by which the sum is divided.
     """
@@ -63,6 +63,9 @@ def _values(rule: Rule, before: Samples, after: Samples) -> dict[Labels, float]:
     if rule.share_of is not None:
         whole = sum(_of(after, *rule.share_of).values())
         return {frozenset(rule.labels.items()): sum(new.values()) / whole} if whole > 0 else {}
+    if rule.worry == "above":  # what comes and goes may be away for a moment
+        old = _of(before, rule.metric, rule.labels)
+        return {labels: max(value, old.get(labels, value)) for labels, value in new.items()}
     return new
 
 

@@ -91,11 +91,14 @@ class FixedRotary:
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
-def remember(loaded: LoadedModel, path: Path, dtype: str, layers: Layers, memory: Memory = MEMORY) -> None:
+def remember(
+    loaded: LoadedModel, path: Path, dtype: str, layers: Layers, memory: Memory | None = None
+) -> None:
     """Keep how the model in directory ``path`` was loaded, if `recall` can load it by that.
 
-    Call it before the model's plain weights are released.
+    ``memory``: `MEMORY` by default. Call it before the model's plain weights are released.
     """
+    memory = memory or MEMORY
     decoder, choice = loaded.decoder, loaded.choice
     if not isinstance(decoder, CompiledDecoder) or (layers == "auto" and choice is None):
         return
@@ -130,11 +133,12 @@ def remember(loaded: LoadedModel, path: Path, dtype: str, layers: Layers, memory
     memory.remember(_question(path, dtype, layers), found)
 
 
-def recall(path: Path, dtype: str, layers: Layers, memory: Memory = MEMORY) -> LoadedModel | None:
+def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None) -> LoadedModel | None:
     """The model in directory ``path`` as an earlier start loaded it, its canary passed.
 
     None where that is not known, or does not hold any more: then load it as if for the first time.
     """
+    memory = memory or MEMORY
     if layers not in ("auto", "compiled") or not (path / "config.json").is_file():
         return None
     found = memory.recall(_question(path, dtype, layers), Found)

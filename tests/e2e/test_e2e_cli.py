@@ -23,7 +23,7 @@ from daemon.config.load import load_config
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from engine.measurement_cache import Memory
-from engine.model import loading
+from engine.model import loading, remembered
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka_client import quiet_client_log
@@ -336,7 +336,8 @@ def test_a_pool_that_does_not_fit_is_a_message_and_status_2(typed: str, key: str
 def test_check_says_how_layers_run_and_whether_that_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "MEMORY", Memory(lambda: tmp_path))
+    for module in (loading, remembered):
+        monkeypatch.setattr(module, "MEMORY", Memory(lambda: tmp_path))
     said = []
     for _ in range(2):
         done = _check("zeromq", "model.device=cpu", f"http.port={free_ports(1)[0]}")

@@ -103,6 +103,13 @@ def test_a_gap_that_is_not_known_yet_is_not_low() -> None:
     ]
 
 
+def test_what_is_above_its_bound_in_either_scrape_is_a_worry() -> None:
+    lag = rule_of("consumer_lag_seconds")
+    high, low = (series("consumer_lag_seconds", value, partition="t/0") for value in (300, 0))
+    worries = [judge_rule(lag, *each) is not None for each in ((high, low), (low, high), (low, low))]
+    assert worries == [True, True, False]
+
+
 def test_only_the_first_series_are_named_and_others_counted() -> None:
     many = {key: v for n in range(NAMED + 2) for key, v in series("source_up", 0, source=f"s{n}").items()}
     found = judge_rule(rule_of("source_up"), {}, many)

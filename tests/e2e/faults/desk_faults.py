@@ -20,7 +20,7 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-BACKLOG, LARGE = 300, 100_000
+BACKLOG, LARGE = 100, 100_000
 """Messages, and bytes of each: a fetch has ten."""
 OLD_S, SLOW_MS = 300.0, 300
 
