@@ -39,6 +39,9 @@ _OTHERS = 256
 """Connections beside those that listen to events."""
 _HEALTH = 64
 """Connections beside all these, which get a refusal, or their health."""
+SEND_BYTES = 1 << 18
+"""Of a connection that the kernel holds, about. By itself it holds up to 4 MB: a client that reads too slowly
+would be minutes behind before it is told that it has lost events."""
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -119,6 +122,7 @@ class HttpServer:
         # the kernel cuts a connection whose client reads nothing
         write_ms = int(self._timeouts.write * 1000)
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # its connections' too
         config = uvicorn.Config(
             self._application(),
             http=connection_class(self._timeouts, self._connections),

@@ -19,7 +19,8 @@ NAMED = 3
 @dataclass(frozen=True)
 class Rule:
     """``metric`` (without `foretick_`) of ``labels`` is a worry when a series of it is ``above`` ``bound`` in
-    either of two scrapes, or ``below`` it; ``low``, which is below it but not 0; or ``rises`` by more than it between two scrapes.
+    either of two scrapes, or ``below`` it; ``low``, which is below it but not 0; or ``rises`` by more than it
+    between two scrapes.
 
     ``step``: what to do, and the guide. ``share_of``: a metric and its labels, by which the sum is divided.
     """
