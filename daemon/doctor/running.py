@@ -100,7 +100,7 @@ def read_daemon(
     client: OpenClient = open_client,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Daemon:
-    """Ask the daemon for all that it says of itself, its metrics twice, a second apart; it stays as it is."""
+    """Ask the daemon for all that it says of itself, its metrics twice (`APART_S`); it stays as it is."""
     try:
         code, body = fetch("/healthz")
         alive, ready = json.loads(body), json.loads(fetch("/readyz")[1])
@@ -118,7 +118,7 @@ def read_daemon(
         return Daemon("foreign", "what answers there is no Foretick daemon")
     try:
         first = _metrics(config, fetch, client)
-        sleep(1.0)
+        sleep(APART_S)
         second = _metrics(config, fetch, client)
         daemon = replace(daemon, before=parse(first).values, after=parse(second).values, exposition=second)
         if not config.query.endpoint:
@@ -195,3 +195,7 @@ def judge_sessions(sessions: Sequence[SessionInfo], config: Config) -> Iterator[
             yield Diagnosis("daemon.sessions", "warning", seen, step, "operations.md#too-much-data")
     if not any(names for _, names, _ in kinds):
         yield fine("daemon.sessions", f"{len(sessions)}, none silent, late, stale or empty")
+
+
+APART_S = 5.0
+"""Between two scrapes: what goes wrong every few seconds shows."""

@@ -119,7 +119,10 @@ FAULTS: dict[str, Series] = {
         'foretick_preemptions_total{class="pool",by_class="flash"}': BEGINS,
     },
     "ForetickSaturated": {"foretick_utilisation_ratio": "0.99x80"},
-    "ForetickConfidenceDrifts": {'foretick_gap_ratio{session="btc"}': "0.5x80"},
+    "ForetickConfidenceDrifts": {
+        'foretick_gap_ratio{session="btc"}': "0.5x80",
+        'foretick_versions_total{session="btc"}': f"0+1x{SAMPLES}",
+    },
     "ForetickCoverageLost": {'foretick_adapted_coverage{session="btc"}': "0.999x80"},
     "ForetickCertificateExpires": {'foretick_certificate_expiry_timestamp_seconds{use="http"}': "90000x80"},
     "ForetickCertificateExpiresSoon": {
