@@ -1,12 +1,12 @@
 """`foretick replay --bars`: the bars that were made, as a table, so that anyone can check them."""
 
 import csv
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from daemon.config.schema import SessionConfig
 from feeds.decimals import DIGITS, format_fixed
 from ingest.bar_kernel import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, ROLLED, SKEWED, Bars
 from ingest.feed_rules import BITS
@@ -32,12 +32,10 @@ _FLAGS = {
 class BarsFile:
     """Writes bars to a CSV file: openings in UTC, intervals in ns, prices and volumes as exact decimals.
 
-    A bar that late records amend has a further row each time. ``symbols``: those of each session;
-    ``scales``: decimals of the unit of its prices.
+    A bar that late records amend has a further row each time.
     """
 
-    def __init__(self, path: Path, symbols: Mapping[str, Sequence[str]], scales: Mapping[str, int]) -> None:
-        self._symbols, self._scales = symbols, scales
+    def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(COLUMNS)
@@ -48,15 +46,15 @@ class BarsFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def write(self, session: str, bars: Bars) -> None:
+    def write(self, session: SessionConfig, bars: Bars) -> None:
         """Write BAR [n] of a session."""
         self._writer.writerows(self._row(session, bar) for bar in bars)
 
-    def _row(self, session: str, bar: Any) -> tuple[str, ...]:
-        unit = 10 ** (DIGITS - self._scales[session])
+    def _row(self, session: SessionConfig, bar: Any) -> tuple[str, ...]:
+        unit = 10 ** (DIGITS - session.scale)
         return (
-            session,
-            self._symbols[session][int(bar["leg"])],
+            session.name,
+            session.symbols[int(bar["leg"])],
             f"{np.datetime64(int(bar['ts_open']), 'ns')}Z",
             str(int(bar["interval"])),
             *(format_fixed(int(bar[name]) * unit) for name in "ohlc"),

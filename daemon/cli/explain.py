@@ -32,7 +32,8 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     """
     config = configuration(config_path, settings)
     session, slash, question = answer.partition("/")
-    if slash and session in {each.name for each in config.sessions} and not Path(answer).exists():
+    # ids of answers have a colon; a pattern or a client may have opened the session
+    if slash and ":" not in answer and not Path(answer).exists():
         newest, prompt = query(config.query.endpoint, lambda client: live(client, session, question))
         _print_live(newest, prompt, as_json=as_json)
         return

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import date as Date
@@ -194,13 +194,13 @@ def replay(
             config = _config_for(file, form, config, symbols, day)
         config = _alone(config, every_bar=every_bar)
         # the progress bar replaces sys.stdout while it is shown
-        printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json, config.sessions)
+        printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json)
         watching = [printer.watch]
         with ExitStack() as opened:
             if bars_path is not None:
-                watching.append(opened.enter_context(_bars_file(bars_path, config)).write)
-            make = partial(make, serves=serve, watch=lambda *bars: [watch(*bars) for watch in watching])
-            return uvloop.run(_through_daemon(source, config, printer, max_late, make))
+                watching.append(opened.enter_context(_bars_file(bars_path)).write)
+            make = partial(make, serves=serve)
+            return uvloop.run(_through_daemon(source, config, printer, watching, max_late, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
@@ -343,11 +343,10 @@ async def _publish(source: ReplaySource, sink: Sink, where: str, topic: str, joi
     return 1 if outcome["refused"] else 0
 
 
-def _bars_file(path: Path, config: Config) -> BarsFile:
+def _bars_file(path: Path) -> BarsFile:
     """The file of ``--bars``. Raises ReplayError."""
-    symbols = {session.name: session.symbols for session in config.sessions}
     try:
-        return BarsFile(path, symbols, {session.name: session.scale for session in config.sessions})
+        return BarsFile(path)
     except OSError as error:
         raise ReplayError(f"--bars: cannot write {path}: {error.strerror}") from error
 
@@ -356,14 +355,26 @@ async def _through_daemon(
     source: ReplaySource,
     config: Config,
     printer: "AnswerPrinter",
+    watching: Sequence[Callable[[SessionConfig, Bars], None]],
     max_late: float,
     make: Callable[..., Gateway],
 ) -> int:
     set_up_logging(config.log, "replay")
     tell_if_cold()
     stop = asyncio.Event()
+
+    def sessions() -> dict[str, SessionConfig]:
+        """Also those that patterns have opened."""
+        return {session.name: session for session in gateway.live.config.sessions}
+
+    def watch(session: str, bars: Bars) -> None:
+        settings = sessions()[session]
+        for each in watching:
+            each(settings, bars)
+
     with stopping_on_signals(stop):
-        gateway = make(config, source=source, routes=[SinkRoute(printer, "answers", signals=SIGNALS)])
+        route = SinkRoute(printer, "answers", signals=SIGNALS)
+        gateway = make(config, source=source, routes=[route], watch=watch)
         try:
             await gateway.start()
             async with showing_progress(source, shown=not printer.as_json):
@@ -381,7 +392,7 @@ async def _through_daemon(
     print(answered_line(gateway.store, found), file=out)
     print(f"{printer.count} answers, {source.malformed_lines} malformed lines", file=out)
     _tell_unused(source)
-    late = {session.name: session.bars(config.bars).late for session in config.sessions}
+    late = {name: session.bars(config.bars).late for name, session in sessions().items()}
     complaints = too_late(found, max_late, late)
     if not (found.read.received or stop.is_set()):
         complaints.append("nothing was played: no record of the file is between --from and --until")
@@ -425,28 +436,22 @@ async def showing_progress(source: ReplaySource, shown: bool = True) -> AsyncIte
 class AnswerPrinter:
     """A sink that prints one line per answer and signal, as text or as it is published.
 
-    A line has the opening and the close of the newest bar, as far as `watch` has seen the bars of
-    ``sessions``: their newest ones are kept.
+    A line has the opening and the close of the newest bar, as far as `watch` has seen it: of each session the
+    newest ones are kept.
     """
 
     name = "print"
 
-    def __init__(
-        self,
-        write: Callable[[str], object],
-        as_json: bool = False,
-        sessions: Sequence[SessionConfig] = (),
-    ) -> None:
+    def __init__(self, write: Callable[[str], object], as_json: bool = False) -> None:
         self._write, self.as_json = write, as_json
-        self._sessions = {each.name: each for each in sessions}
-        self._closes: dict[str, OrderedDict[int, str]] = {name: OrderedDict() for name in self._sessions}
+        self._closes: defaultdict[str, OrderedDict[int, str]] = defaultdict(OrderedDict)
         self.count = 0
 
-    def watch(self, session: str, bars: Bars) -> None:
+    def watch(self, session: SessionConfig, bars: Bars) -> None:
         """Note the closes of BAR [n] of a session. The data plane's thread, before they are answered."""
-        settings, closes = self._sessions[session], self._closes[session]
+        closes = self._closes[session.name]
         for bar in bars[bars["leg"] == 0]:
-            price = decimal(int(bar["c"]), settings.price_decimals, settings.scale)
+            price = decimal(int(bar["c"]), session.price_decimals, session.scale)
             closes[int(bar["ts_open"])] = price
             if len(closes) > _CLOSES:
                 closes.popitem(last=False)

@@ -1,6 +1,7 @@
 """Every record is in a bar or counted, and answers say what their bars lack: through the whole daemon."""
 
 import csv
+from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -92,6 +93,33 @@ def test_a_replay_says_what_became_of_every_record_and_writes_its_bars(tmp_path:
         ("V:AAA", str(60 * SECOND), records) for records in ("3", "1", "1")
     ]
     assert [each["flags"].split() for each in rows] == [["replay", "incomplete"], ["replay"], ["replay"]]
+
+
+PATTERN = """
+standing = "paper_six"
+[bars]
+interval = "1m"
+[[sessions]]
+name = "aaa"
+symbol = "V:AAA"
+price_decimals = 1
+[[sessions]]
+match = "V:B*"
+price_decimals = 1
+"""
+
+
+def test_a_replay_writes_and_prints_the_bars_of_sessions_that_a_pattern_opens(tmp_path: Path) -> None:
+    (tmp_path / "foretick.toml").write_text(PATTERN)
+    lines = [row(at, "100.5", at, symbol=symbol) for at in (1, 61, 121, 181) for symbol in ("AAA", "BBB")]
+    done, rows = play(tmp_path, lines, "--config", str(tmp_path / "foretick.toml"))
+    assert done.exit_code == 0, done.stderr
+    made = Counter(each["symbol"] for each in rows)
+    assert made["V:AAA"] >= 3
+    assert made["V:BBB"] >= 3
+    told = [line for line in done.stdout.splitlines() if line.startswith("V:BBB 2024-")]
+    assert told
+    assert all("Z 100.5 v" in line for line in told)
 
 
 def test_too_many_late_records_are_an_error_with_a_clear_line(tmp_path: Path) -> None:

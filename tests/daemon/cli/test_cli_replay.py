@@ -37,10 +37,10 @@ def answer(**members: Any) -> Answer:
 async def printed(*answers: Answer, closes: dict[int, int]) -> list[str]:
     """The lines of ``answers``, of a session with these closes (in 1e-9) by the openings of bars."""
     lines: list[str] = []
-    printer = AnswerPrinter(lines.append, sessions=[AAA])
+    printer = AnswerPrinter(lines.append)
     bars = np.zeros(len(closes), BAR)
     bars["ts_open"], bars["c"] = list(closes), list(closes.values())
-    printer.watch("aaa", bars)
+    printer.watch(AAA, bars)
     for each in answers:
         await printer.publish("answers", None, msgspec.json.encode(each), {})
     return lines
@@ -58,7 +58,7 @@ async def test_a_bar_that_was_not_seen_has_the_time_of_its_newest_record() -> No
 
 async def test_a_line_of_a_signal_names_the_answers_that_caused_it() -> None:
     lines: list[str] = []
-    printer = AnswerPrinter(lines.append, sessions=[AAA])
+    printer = AnswerPrinter(lines.append)
     cause = {"session": "aaa", "question": "up", "answer_id": "i", "data_version": 3, "text": "YES"}
     named = {"session": "aaa", "name": "turn", "owner": "aaa", "signal_id": "s", "symbol": "V:AAA"}
     signal = {"type": "signal", "data_version": 3, "as_of": OPENED, "bar": OPENED, "close": None}
