@@ -17,7 +17,8 @@ class Fault(Generic[B]):
 
     ``alert`` and ``says``: the one alert, and words of its sentence. ``check`` and ``shows``: what the doctor
     finds once the alert is there, and words of what it saw. ``before_s``: how long the daemon is watched
-    before, by the clock of alerts, where the alert compares with what was.
+    before, by the clock of alerts, where the alert compares with what was. ``after``: what may be told behind
+    its end: a fault's series end with it, so that windows do not clear.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Fault(Generic[B]):
     check: str
     shows: str
     before_s: float = 0.0
+    after: tuple[str, ...] = ()
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self, prometheus: PrometheusServer, receiver: Receiver) -> None:
         self.prometheus, self.receiver = prometheus, receiver
-        self._expected: dict[str, str] = {}
+        self._expected: dict[str, tuple[str, ...]] = {}
         self._reported: set[tuple[str, str]] = set()
         self._known: set[str] = set()
 
@@ -84,12 +84,13 @@ class Watch:
             findings = await examined(bench)
         await bench.healthy()
         self.check()
+        self._expected[fault.name] = (fault.alert, *fault.after)
         assert fault.says in told.summary, told.summary
         return self._outcome(fault, told, since, begun, findings)
 
     async def look_at(self, bench: Watched, instance: str, alert: str = "") -> None:
         """Watch a daemon by the name of a fault, whose ``alert`` may fire, "" for none."""
-        self._expected[instance] = alert
+        self._expected[instance] = (alert,)
         await asyncio.to_thread(self.prometheus.watch, bench.target, instance, bench.scheme)
 
     async def learn(self, bench: Watched) -> None:
@@ -102,7 +103,7 @@ class Watch:
             (instance, name): each.summary
             for instance, told in self.receiver.fired().items()
             for name, each in told.items()
-            if name != self._expected.get(instance) and (instance, name) not in self._reported
+            if name not in self._expected.get(instance, ()) and (instance, name) not in self._reported
         }
         self._reported |= set(others)  # the faults behind it are none the worse
         assert not others, others
