@@ -1,5 +1,6 @@
 """Available memory is the least of the machine's, every control group's, and the process's own limits."""
 
+import mmap
 import resource
 import subprocess
 import sys

@@ -130,7 +130,8 @@ def prompts() -> FakePrompts:
 
 
 def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -> Any:
-    return queries(Services(backend, backend, None, None, None, prompts, None, None).begin, max_wait_s).answer
+    services = Services(backend, backend, None, None, None, prompts, None, None, None).begin
+    return queries(services, max_wait_s).answer
 
 
 @pytest.fixture
