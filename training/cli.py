@@ -262,6 +262,7 @@ def calibrate(
     the second one, and the file says until when.
     """
     from flash.confidence import Calibration, write_calibration
+    from training.calibrate import fit  # a missing library is told before the model is read
     from training.generate import TRAINING
 
     source = _source(tape, form, seed, TRAINING)
@@ -278,7 +279,7 @@ def calibrate(
     elif until:
         raise click.UsageError("--until is for questions about what comes next, which have a horizon")
     else:
-        found = _fit(model, source, placements, window, labels, max_tapes)
+        found = _fit(fit, model, source, placements, window, labels, max_tapes)
     if not found:
         raise click.ClickException("no question has enough labels; ask for more --labels")
     others: list[Any] = (
@@ -296,12 +297,17 @@ def calibrate(
 
 
 def _fit(
-    model: Any, source: Any, placements: tuple[Any, ...], window: int, labels: int, max_tapes: int
+    fit: Callable[..., list[Any]],
+    model: Any,
+    source: Any,
+    placements: tuple[Any, ...],
+    window: int,
+    labels: int,
+    max_tapes: int,
 ) -> list[Any]:
     """Calibrations from fresh windows and from sliding ones."""
     from rich.progress import Progress
 
-    from training.calibrate import fit
     from training.sources import Setting, collect, joined
 
     texts = dict(zip(model.asked.names, model.asked.texts, strict=True))

@@ -40,8 +40,8 @@ _OTHERS = 256
 _HEALTH = 64
 """Connections beside all these, which get a refusal, or their health."""
 SEND_BYTES = 1 << 18
-"""Of a connection that the kernel holds, about. By itself it holds up to 4 MB: a client that reads too slowly
-would be minutes behind before it is told that it has lost events."""
+"""Size of a connection's send buffer in the kernel. By default it grows to 4 MB: a client that reads too slowly
+would be minutes behind before it learns that it has lost events."""
 
 
 class _EmbeddedServer(uvicorn.Server):
