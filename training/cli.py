@@ -262,7 +262,7 @@ def calibrate(
     the second one, and the file says until when.
     """
     from flash.confidence import Calibration, write_calibration
-    from training.calibrate import fit  # a missing library is told before the model is read
+    from training.calibrate import fit  # a missing library comes before the model
     from training.generate import TRAINING
 
     source = _source(tape, form, seed, TRAINING)

@@ -40,7 +40,7 @@ _OTHERS = 256
 _HEALTH = 64
 """Connections beside all these, which get a refusal, or their health."""
 SEND_BYTES = 1 << 18
-"""Size of a connection's send buffer in the kernel. By default it grows to 4 MB: a client that reads too slowly
+"""Send buffer of a connection in the kernel. By default it grows to 4 MB: a client that reads too slowly
 would be minutes behind before it learns that it has lost events."""
 
 

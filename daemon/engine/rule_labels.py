@@ -98,7 +98,7 @@ class RuleLabels:
         self._confidence.remember(name, cut.answers)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
-        """Take a version's bars; corrections and events are none. A split or a roll begins anew."""
+        """Take a version's bars; corrections and events are none. A split or a roll begins again."""
         found = self._sessions.get(tape.name)
         if found is None:
             return
