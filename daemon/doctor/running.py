@@ -21,6 +21,8 @@ from daemon.top.scrape import parse
 from feeds.connector import SettingError
 
 PATIENCE_S = 5.0
+APART_S = 5.0
+"""Between two scrapes: what goes wrong every few seconds shows."""
 NAMED = 5
 """Sessions that a diagnosis names."""
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1", "[::]": "[::1]"}
@@ -195,7 +197,3 @@ def judge_sessions(sessions: Sequence[SessionInfo], config: Config) -> Iterator[
             yield Diagnosis("daemon.sessions", "warning", seen, step, "operations.md#too-much-data")
     if not any(names for _, names, _ in kinds):
         yield fine("daemon.sessions", f"{len(sessions)}, none silent, late, stale or empty")
-
-
-APART_S = 5.0
-"""Between two scrapes: what goes wrong every few seconds shows."""

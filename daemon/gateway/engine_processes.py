@@ -149,7 +149,7 @@ class _Loaded:
             async with asyncio.timeout(_CLOSE_S):
                 await self.process.wait()
         except TimeoutError:
-            self.process.kill()
+            self.kill()
             await self.process.wait()
         await self._reading
 
@@ -211,14 +211,13 @@ class EngineProcesses:
     async def start(self, spec: EngineSpec) -> RunningEngine:
         """An engine of this spec: of the spare, if it waits, or of a new process."""
         await self._tasks.stop(SPARE)
+        is_first, self._started = not self._started, True
         if self._loaded is not None and self._loaded.waits:
             engine = await self._loaded.serve(spec)
             if not engine.has_ended:
-                if self._started:
+                if not is_first:
                     log.info("the spare engine takes over, process %d", self._loaded.process.pid)
-                self._started = True
                 return engine
-        self._started = True
         self._loaded = await self._load()
         return await self._loaded.serve(spec)
 

@@ -13,8 +13,8 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import msgspec
@@ -130,7 +130,7 @@ def remember(
         logits=canary.to_keep(loaded).numpy().tobytes(),
         tokenizer=tokenizer,
     )
-    memory.remember(_question(path, dtype, layers), found)
+    memory.remember(_question(loaded.revision, dtype, layers), found)
 
 
 def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None) -> LoadedModel | None:
@@ -141,12 +141,13 @@ def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None)
     memory = memory or MEMORY
     if layers not in ("auto", "compiled") or not (path / "config.json").is_file():
         return None
-    found = memory.recall(_question(path, dtype, layers), Found)
+    revision = revision_of(path)
+    found = memory.recall(_question(revision, dtype, layers), Found)
     choice = None if found is None else _choice(found.compared, memory)
     if found is None or (found.compared is not None and choice is None):
         return None
     try:
-        loaded = _loaded(found, path, choice)
+        loaded = _loaded(found, path, revision, choice)
         canary.check(loaded, _floats(found.logits).view(-1, canary.KEPT))
     except (OSError, KeyError, ValueError, ImportError, SafetensorError, ModelError) as error:
         log.warning("%s is loaded as if for the first time: %s", path, error)
@@ -156,7 +157,7 @@ def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None)
     return loaded
 
 
-def _loaded(found: Found, path: Path, choice: LayerChoice | None) -> LoadedModel:
+def _loaded(found: Found, path: Path, revision: str, choice: LayerChoice | None) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, found.dtype)
     tables = [FrameRotation(torch.from_numpy(np.frombuffer(each).copy())) for each in found.tables]
     rotary = FixedRotary(_floats(found.inv_freq), found.scaling)
@@ -169,7 +170,7 @@ def _loaded(found: Found, path: Path, choice: LayerChoice | None) -> LoadedModel
         found.layers,
         tuple(tables[each] for each in found.rotations),
         path.name,
-        revision_of(path),
+        revision,
         found.untrained,
         found.max_positions,
         found.trims,
@@ -183,8 +184,7 @@ def _loaded(found: Found, path: Path, choice: LayerChoice | None) -> LoadedModel
 
 def _tokenizer(path: Path, kind: str) -> Any:
     """The tokenizer in directory ``path``, by its class. Raises ImportError, and what transformers raises."""
-    module, _, name = kind.partition(":")
-    return getattr(import_module(module), name).from_pretrained(path, local_files_only=True)
+    return resolve_name(kind).from_pretrained(path, local_files_only=True)
 
 
 def _is_loaded_by(kind: str, path: Path, tokenizer: Any) -> bool:
@@ -203,9 +203,9 @@ def _is_loaded_by(kind: str, path: Path, tokenizer: Any) -> bool:
     return one == other
 
 
-def _question(path: Path, dtype: str, layers: Layers) -> Question:
+def _question(revision: str, dtype: str, layers: Layers) -> Question:
     code = numba_kernel.fingerprint(_CODE)
-    return {"about": "a load", "model": revision_of(path), "dtype": dtype, "layers": layers, "code": code}
+    return {"about": "a load", "model": revision, "dtype": dtype, "layers": layers, "code": code}
 
 
 def _choice(compared: Question | None, memory: Memory) -> LayerChoice | None:

@@ -34,7 +34,7 @@ SIGNALS = (
 
 
 def ids(listening: Subscription) -> set[str]:
-    """Of the signals that a client has heard."""
+    """Of the signals that a client has received."""
     return {event.message.signal_id for event in listening.take()[1] if isinstance(event.message, Signal)}
 
 

@@ -64,7 +64,7 @@ def histories(random: Random, *sessions: str) -> list[Step]:
     return found
 
 
-def letters(rule: SignalRule, clause: Clause, answers: list[Said]) -> str:
+def marks(rule: SignalRule, clause: Clause, answers: list[Said]) -> str:
     """T: the answer meets the clause, M: only one that is met already, F: it does not, U: it is undefined."""
     word, last = "", None
     for said in answers:
@@ -82,19 +82,19 @@ def letters(rule: SignalRule, clause: Clause, answers: list[Said]) -> str:
                 if odds >= again
                 else "F"
             )
-        letter = sure
+        mark = sure
         if said.flags or none:
-            letter = "U"
+            mark = "U"
         elif clause.above is not None or clause.below is not None:
             limit = clause.below if clause.above is None else clause.above
             again = limit if clause.rearm is None else clause.rearm
             is_up = clause.above is not None
             value = said.value
             fits = [value is not None and (value >= level) == is_up for level in (limit, again)]
-            letter = "U" if value is None else "T" if fits[0] else "M" if fits[1] else "F"
+            mark = "U" if value is None else "T" if fits[0] else "M" if fits[1] else "F"
         elif clause.changed:
             new = last not in (None, said.text) and (not clause.before or last in clause.before)
-            letter = (
+            mark = (
                 "U"
                 if sure != "T"
                 else "T"
@@ -102,9 +102,9 @@ def letters(rule: SignalRule, clause: Clause, answers: list[Said]) -> str:
                 else "F"
             )
         elif clause.answers and said.text not in clause.answers:
-            letter = "F"
-        last = last if letter == "U" else said.text
-        word += letter
+            mark = "F"
+        last = last if mark == "U" else said.text
+        word += mark
     return word
 
 
@@ -118,7 +118,7 @@ def since(clause: Clause, word: str) -> int | None:
         return None
     begun = next(n for n in range(len(word), -1, -1) if not met(word[:n]))
     held = [met(word[:n]) or re.search("T[TM]*$", word[:n]) is not None for n in range(len(word))]
-    ceased = any(letter == "F" or (letter == "M" and not held[n]) for n, letter in enumerate(word[:begun]))
+    ceased = any(mark == "F" or (mark == "M" and not held[n]) for n, mark in enumerate(word[:begun]))
     return begun if ceased else -1
 
 
@@ -135,7 +135,7 @@ def expected(rule: SignalRule, history: list[Step]) -> list[tuple[int, bool]]:
         for clause in rule.clauses:
             of = [said[clause.question] for name, said in history[: n + 1]
                   if name == clause.session and clause.question in said]  # fmt: skip
-            word = letters(rule, clause, of)
+            word = marks(rule, clause, of)
             at = None if word[-1:] in ("", "U") else since(clause, word)
             begun.append(None if at is None else "" if at < 0 else of[at].answer_id)
         if None in begun or not any(begun) or tuple(begun) in known:

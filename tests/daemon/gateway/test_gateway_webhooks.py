@@ -27,7 +27,7 @@ KEY = b"0123456789abcdef01234567"
 
 
 class Receiver:
-    """Answers requests with ``statuses``, the last one for ever; 0 hangs."""
+    """Answers requests with ``statuses``, the last one from then on; 0 hangs."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)
@@ -214,6 +214,6 @@ async def test_answers_and_offsets_go_on_while_a_webhook_hangs(tmp_path: Path) -
             say(r, "aaa", version, trend=text, other="UP")
         await until(lambda: r.publisher.progress.of("aaa").version == 4)
         await until(lambda: len(sink.messages("answers.v1")) == 8)
-        (letter,) = sink.messages("dlq.v1")
-        assert json.loads(letter.payload)["type"] == "signal"
+        (record,) = sink.messages("dlq.v1")
+        assert json.loads(record.payload)["type"] == "signal"
         await r.publisher.outbox.delivery.stop(0.0)

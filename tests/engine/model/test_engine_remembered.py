@@ -184,7 +184,8 @@ def test_files_that_only_the_fingerprint_takes_for_the_same_fail_the_canary(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(remembered, "revision_of", lambda path: "alike")
+    for module in (loading, remembered):
+        monkeypatch.setattr(module, "revision_of", lambda path: "alike")
     model = saved(tmp_path / "model")
     cache.first(model)
     assert cache.next(model) is not None
