@@ -16,6 +16,7 @@ from daemon.cli.audited import carry_out, configuration, find, naming_an_answer
 from daemon.cli.options import EXIT_FAILED, query
 from daemon.config.fingerprint import settings_of
 from daemon.config.standing import questions_of
+from feeds.codec import is_name
 from feeds.market_data import Answer
 
 _TRIES = 8
@@ -31,9 +32,9 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     answer of a running daemon, which shows what it reads: also where its source keeps no records.
     """
     config = configuration(config_path, settings)
-    session, slash, question = answer.partition("/")
+    session, _, question = answer.partition("/")
     # ids of answers have a colon; a pattern or a client may have opened the session
-    if slash and ":" not in answer and not Path(answer).exists():
+    if is_name(session) and is_name(question) and not Path(answer).exists():
         newest, prompt = query(config.query.endpoint, lambda client: live(client, session, question))
         _print_live(newest, prompt, as_json=as_json)
         return
