@@ -39,6 +39,9 @@ class EngineClient(Protocol):
     def send(self, command: protocol.Command) -> None:
         """Send one command."""
 
+    async def end(self) -> bool:
+        """End the engine by force, so that ``on_gone`` follows; False where it runs in this process."""
+
     async def close(self, timeout_s: float) -> None:
         """Close after `Stopped`, or end the engine by force."""
 
@@ -88,6 +91,12 @@ class ProcessEngine:
         sent = self._commands.send(protocol.encode(command), zmq.NOBLOCK)
         assert isinstance(sent, asyncio.Future)
         sent.exception()
+
+    async def end(self) -> bool:
+        """See `EngineClient.end`."""
+        if self._process is not None:
+            await self._process.end()
+        return self._process is not None
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the child to end; kill it after the time limit."""
@@ -161,6 +170,10 @@ class InprocEngine:
             self._stopping = asyncio.create_task(asyncio.to_thread(self._host.handle, command))
         else:
             self._host.handle(command)
+
+    async def end(self) -> bool:
+        """See `EngineClient.end`."""
+        return False
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the host to end."""

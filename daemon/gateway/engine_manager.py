@@ -172,11 +172,20 @@ class EngineManager:
         return was_ready
 
     async def watch(self) -> None:
-        """Run until cancelled. Raises RuntimeError when the engine is `hung`."""
+        """Until cancelled, end an engine that is `hung` and was ready: another one follows.
+
+        Raises RuntimeError when it was not ready yet, or runs in this process.
+        """
         while True:
             await asyncio.sleep(1.0)
+            if not self.hung():
+                continue
+            await asyncio.sleep(1.0)  # this process may have been stopped, too, and has its events to read
             if why := self.hung():
-                raise RuntimeError(why)
+                up = self.connected()
+                if up is None or not await up.end():
+                    raise RuntimeError(why)
+                log.error("%s, and was ended", why)
 
     def hung(self) -> str:
         """See `Liveness.hung`."""

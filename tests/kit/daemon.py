@@ -163,6 +163,11 @@ class Daemon:
             return next(iter(_engines(child)), child)  # a spare has forked it
         return None
 
+    def engines(self) -> list[int]:
+        """Process ids of the engine and of what loads for it."""
+        own = _engines(self.pid)
+        return own + [fork for each in own for fork in _engines(each)]
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP request; (0, "") while the port is closed."""
         scheme, context = "http", None

@@ -8,6 +8,7 @@ from daemon import protocol
 from daemon.api.generation import ModelEntry
 from daemon.gateway.engine_client import OnEvent, OnGone
 from daemon.gateway.engine_manager import EngineManager
+from tests.kit import until
 
 READY = protocol.EngineReady((ModelEntry("tape", "1"),))
 
@@ -21,7 +22,8 @@ class Silent:
 
     emit: OnEvent
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends: bool = True) -> None:
+        self.ends, self.ended = ends, 0
         self.started = asyncio.Event()
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
@@ -31,6 +33,10 @@ class Silent:
     def send(self, command: protocol.Command) -> None:
         if isinstance(command, protocol.StopEngine):
             self.emit(protocol.EngineStopped(True))
+
+    async def end(self) -> bool:
+        self.ended += 1
+        return self.ends
 
     async def close(self, timeout_s: float) -> None:
         pass
@@ -124,6 +130,7 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
     assert engine.hung() == "the engine has been silent for 30 s"
     with pytest.raises(RuntimeError, match="30 s"):
         await asyncio.wait_for(engine.watch(), 60)
+    assert not client.ended, "it was not ready"
     for _ in range(28):
         client.emit(protocol.EngineHeartbeat(0, idle=True))
         assert engine.hung() == ""
@@ -162,3 +169,35 @@ async def restarted_twice(steady_s: float) -> bool:
 async def test_only_engines_that_fail_again_soon_wait_longer_each_time() -> None:
     assert await restarted_twice(steady_s=-1.0)  # each was steady
     assert not await restarted_twice(steady_s=1000.0)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_hung_engine_that_was_ready_is_ended_where_it_can_be(ends: bool) -> None:
+    client, clock = Silent(ends=ends), Hours()
+    engine = EngineManager(64, "pause", clock=clock)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
+    client.emit(READY)
+    watch = asyncio.create_task(engine.watch())
+    clock.now = 31.0
+    await until(lambda: client.ended > 0, 30)
+    if ends:
+        engine.gone()
+        watch.cancel()
+    with pytest.raises(asyncio.CancelledError if ends else RuntimeError):
+        await watch
+    assert await engine.stop(0.1)
+
+
+async def test_events_that_wait_for_a_gateway_that_was_stopped_save_the_engine() -> None:
+    client, clock = Silent(), Hours()
+    engine = EngineManager(64, "pause", clock=clock)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
+    client.emit(READY)
+    watch = asyncio.create_task(engine.watch())
+    clock.now = 31.0
+    await asyncio.sleep(1.5)
+    client.emit(protocol.EngineHeartbeat(1, idle=True))
+    await asyncio.sleep(1.0)
+    assert not client.ended
+    watch.cancel()
+    assert await engine.stop(0.1)

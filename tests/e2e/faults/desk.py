@@ -18,6 +18,8 @@ from tests.kit.daemon import Daemon, Topics, kafka_toml
 from tests.kit.programs import unavailable
 
 TRADED = ("V:AAA", "V:BBB", "V:PA")
+HELD_BACK = "md.held-back.v1"
+"""A topic that the daemon reads, and that has nothing but what a backlog brings."""
 MORE = """
 [[models]]
 name = "chat"
@@ -84,11 +86,9 @@ class Market:
 
     async def _run(self) -> None:
         while True:
-            for symbol in TRADED:
-                # a broker that is down holds its records back, and nothing else
-                if symbol not in self.quiet:
-                    with contextlib.suppress(TimeoutError):
-                        await self.send(symbol)
+            # a broker that is down holds its records back, and nothing else
+            with contextlib.suppress(TimeoutError):
+                await asyncio.gather(*(self.send(each) for each in TRADED if each not in self.quiet))
             await asyncio.sleep(0.1)
 
 
@@ -171,7 +171,7 @@ async def desk(folder: Path) -> AsyncIterator[Desk]:
         broker = stack.enter_context(MockBroker())
         disks = Disks(folder)
         stack.callback(disks.close)
-        for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
+        for topic in ("md.trades.v1", HELD_BACK, "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
         more = {
             "source": 'sequence = "symbol"',
@@ -182,6 +182,7 @@ async def desk(folder: Path) -> AsyncIterator[Desk]:
         }
         sessions = {"aaa": "V:AAA", "bbb": "V:BBB", "idle": "V:IDLE"}
         text = kafka_toml(broker.bootstrap, more=more, sessions=sessions) + MORE
+        text = text.replace('topics = ["md.trades.v1"]', f'topics = ["md.trades.v1", "{HELD_BACK}"]')
         few = {"FORETICK_HTTP__KEPT_EVENTS": "64"}  # so that a listener soon has too many
         daemon = stack.enter_context(Daemon(folder / "daemon", text, few, spare=True))
         async with (

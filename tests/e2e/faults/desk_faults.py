@@ -7,12 +7,13 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from itertools import count
 
 from aiokafka import AIOKafkaProducer
 
 from feeds.market_data import Answer
-from tests.e2e.faults.desk import Desk
+from tests.e2e.faults.desk import HELD_BACK, Desk
 from tests.e2e.faults.fault import Fault, again
 from tests.kit import trade
 from tests.kit.http import head, request
@@ -20,8 +21,9 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-BACKLOG, LARGE = 100, 100_000
-"""Messages, and bytes of each: a fetch has ten."""
+BACKLOG, LARGE, WAITING = 30, 50_000, 20
+"""Messages that come at once, bytes of each, and how many may wait before: a fetch has twenty, and the broker
+forgets what is more than a hundred."""
 OLD_S, SLOW_MS = 300.0, 300
 
 
@@ -111,17 +113,18 @@ async def backlog(desk: Desk) -> AsyncIterator[None]:
     producer = AIOKafkaProducer(bootstrap_servers=desk.broker.bootstrap)
 
     async def hold_back() -> None:
+        lag = partial(desk.daemon.metric, "foretick_consumer_lag_records", partition=f"{HELD_BACK}/0")
+        if await asyncio.to_thread(lag) > WAITING:
+            return
         stamp = int((time.time() - OLD_S) * 1000)
-        sent = [
-            await producer.send("md.trades.v1", payload, partition=0, timestamp_ms=stamp)
-            for _ in range(BACKLOG)
-        ]
-        await asyncio.wait(sent)
+        await asyncio.wait(
+            [await producer.send(HELD_BACK, payload, timestamp_ms=stamp) for _ in range(BACKLOG)]
+        )
 
     await producer.start()
     desk.broker.delay(SLOW_MS)
     try:
-        async with again(hold_back, 0):
+        async with again(hold_back, 0.1):
             yield
     finally:
         desk.broker.delay(0)
@@ -150,28 +153,39 @@ async def engine_hung(desk: Desk) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def engine_dies_at_each_start(desk: Desk) -> AsyncIterator[None]:
-    async def kill() -> None:
-        if engine := desk.daemon.engine():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(engine, signal.SIGKILL)
+async def engine_loads_slowly(desk: Desk) -> AsyncIterator[None]:
+    """The engine dies with its spare, and the next one gets a twentieth of a core."""
 
-    async with again(kill, 0.1):
+    def send(number: signal.Signals) -> None:
+        for each in desk.daemon.engines():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
+
+    async def slow() -> None:
+        send(signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        send(signal.SIGCONT)
+
+    send(signal.SIGKILL)
+    async with again(slow, 0.05):
         yield
 
 
 @contextlib.asynccontextmanager
 async def listener_too_slow(desk: Desk) -> AsyncIterator[None]:
-    """A client that listens to all events and reads a twentieth of them: one that reads none is cut off."""
+    """A client that listens to all events and reads a quarter of them: one that reads none is cut off.
+
+    So is one whose buffer is so small that the kernel waits for more room before it sends.
+    """
     with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
         client.connect(("127.0.0.1", desk.daemon.http_port))
         client.sendall(head("GET", "/v1/events", {"host": f"127.0.0.1:{desk.daemon.http_port}"}))
         client.setblocking(False)
 
         async def read_a_little() -> None:
             with contextlib.suppress(BlockingIOError):
-                client.recv(1024)
+                client.recv(4096)
 
         async with again(read_a_little, 1.0):
             yield
@@ -320,8 +334,8 @@ FAULTS: tuple[Fault[Desk], ...] = (
           "metrics.checkpoints_total", "failed"),
     Fault("answers-refused", answers_refused, "ForetickPublishingFails", "cannot publish",
           "metrics.answers_failed_total", "publish"),
-    Fault("backlog", backlog, "ForetickLagGrowing", "md.trades.v1/0 more than a minute behind",
-          "metrics.consumer_lag_seconds", "md.trades.v1/0"),
+    Fault("backlog", backlog, "ForetickLagGrowing", f"{HELD_BACK}/0 more than a minute behind",
+          "metrics.consumer_lag_seconds", HELD_BACK),
     Fault("gateway-stopped", gateway_stopped, "ForetickDown", "does not answer",
           "daemon", "does not reply"),
     Fault("engine-killed", engine_killed, "ForetickEngineRestarted", "was started again",
@@ -338,7 +352,7 @@ FAULTS: tuple[Fault[Desk], ...] = (
           "metrics.freshness_misses_total", "session", before_s=60.0,
           after=("ForetickFreshnessBurnsSlowly",)),
     Fault("engine-a-little-too-slow", engine_a_little_too_slow, "ForetickFreshnessBurnsSlowly", "five days",
-          "metrics.freshness_misses_total", "session", before_s=300.0),
+          "metrics.freshness_misses_total", "above 0.01", before_s=300.0),
     Fault("too-many-prompts", too_many_prompts, "ForetickSaturated", "90 %",
           "metrics.utilisation_ratio", "above 0.9"),
     Fault("wrong-labels", wrong_labels, "ForetickCoverageLost", "session aaa",
@@ -347,7 +361,7 @@ FAULTS: tuple[Fault[Desk], ...] = (
           "metrics.gap_ratio", "session"),
     Fault("engine-hung", engine_hung, "ForetickEngineRestarted", "was started again",
           "metrics.engine_restarts_total", "above 0"),
-    Fault("engine-dies-at-each-start", engine_dies_at_each_start, "ForetickEngineDown", "has no engine",
+    Fault("engine-loads-slowly", engine_loads_slowly, "ForetickEngineDown", "has no engine",
           "metrics.engine_up", "below 1"),
 )  # fmt: skip
 """In this order: what an engine is away for is minutes by the fast clock."""

@@ -132,11 +132,14 @@ async def read_only(at: Floor) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def intruder(at: Floor) -> AsyncIterator[None]:
     """Publishers without a key, which connect again and again."""
-    await asyncio.gather(*(each.start() for each in at.intruders))
-    try:
-        yield
-    finally:
+
+    async def connect() -> None:
+        await asyncio.gather(*(each.start() for each in at.intruders))
+        await asyncio.sleep(0.5)
         await asyncio.gather(*(each.stop() for each in at.intruders))
+
+    async with again(connect):
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -109,13 +109,13 @@ class Watch:
         assert not others, others
 
     async def _told(self, fault: Fault[B]) -> tuple[Told, float]:
-        """The notification, and since when the alert's condition has held."""
+        """The notification, and since when its condition has held; before, it may have come and gone."""
         instance, since = fault.name, 0.0
 
         def look() -> Told | None:
             nonlocal since
             self.check()
-            since = since or active(self.prometheus, fault.alert, instance)
+            since = active(self.prometheus, fault.alert, instance) or since
             found = self.receiver.fired()
             return found.get(instance, {}).get(fault.alert) or found.get("foretick", {}).get(fault.alert)
 
