@@ -80,6 +80,7 @@ async def test_a_quiet_day(tmp_path: Path, watch: Watch) -> None:
         for _ in range(int(DAY_S)):
             await asyncio.sleep(1.0)
             watch.check()
+        watch.leave()
 
 
 async def judge(fault: Fault[B], bench: B, watch: Watch, table: Table) -> None:

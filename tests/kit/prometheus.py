@@ -78,6 +78,12 @@ class PrometheusServer(ReadyServer):
         self._process.send_signal(signal.SIGHUP)
         self.wait_for(f'count_over_time(up{{instance="{instance}"}}[1m]) > 2', timeout_s)
 
+    def leave(self) -> None:
+        """Scrape nothing from now on, until the next `watch`: what is closed does not count as down."""
+        assert self._process is not None, "only inside its block"
+        self._configure({"targets": []})
+        self._process.send_signal(signal.SIGHUP)
+
     def _configure(self, group: dict[str, Any], scheme: str = "http") -> Path:
         config = self._folder / "prometheus.yml"
         job = {"job_name": "foretick", "static_configs": [group], "scheme": scheme}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from itertools import count
 
-from aiokafka import AIOKafkaProducer
+from confluent_kafka import Producer
 
 from feeds.market_data import Answer
 from tests.e2e.faults.desk import HELD_BACK, Desk
@@ -21,9 +21,9 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-BACKLOG, LARGE, WAITING = 30, 50_000, 20
-"""Messages that come at once, bytes of each, and how many may wait before: a fetch has twenty, and the broker
-forgets what is more than a hundred."""
+BACKLOG, LARGE, WAITING = 20, 40_000, 30
+"""Messages that come at once, bytes of each, and how many may wait before: a fetch has 25, and the broker
+forgets what is more than 125."""
 OLD_S, SLOW_MS = 300.0, 300
 
 
@@ -110,25 +110,23 @@ async def answers_refused(desk: Desk) -> AsyncIterator[None]:
 async def backlog(desk: Desk) -> AsyncIterator[None]:
     """What an outage held back comes at once, over a slow line: old, large records that nobody reads."""
     payload = trade("V:NOBODY", time.time_ns(), note="x" * LARGE)
-    producer = AIOKafkaProducer(bootstrap_servers=desk.broker.bootstrap)
+    producer = Producer({"bootstrap.servers": desk.broker.bootstrap, "linger.ms": 1})
+    lag = partial(desk.daemon.metric, "foretick_consumer_lag_records", partition=f"{HELD_BACK}/0")
 
     async def hold_back() -> None:
-        lag = partial(desk.daemon.metric, "foretick_consumer_lag_records", partition=f"{HELD_BACK}/0")
-        if await asyncio.to_thread(lag) > WAITING:
-            return
-        stamp = int((time.time() - OLD_S) * 1000)
-        await asyncio.wait(
-            [await producer.send(HELD_BACK, payload, timestamp_ms=stamp) for _ in range(BACKLOG)]
-        )
+        if await asyncio.to_thread(lag) <= WAITING:
+            stamp = int((time.time() - OLD_S) * 1000)
+            for _ in range(BACKLOG):
+                producer.produce(HELD_BACK, payload, timestamp=stamp)
+            producer.poll(0)
 
-    await producer.start()
     desk.broker.delay(SLOW_MS)
     try:
         async with again(hold_back, 0.1):
             yield
     finally:
         desk.broker.delay(0)
-        await producer.stop()
+        await asyncio.to_thread(producer.flush, 30)
 
 
 @contextlib.asynccontextmanager
@@ -173,10 +171,7 @@ async def engine_loads_slowly(desk: Desk) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def listener_too_slow(desk: Desk) -> AsyncIterator[None]:
-    """A client that listens to all events and reads a quarter of them: one that reads none is cut off.
-
-    So is one whose buffer is so small that the kernel waits for more room before it sends.
-    """
+    """A client that listens to all events and reads half of them: one that reads much less is cut off."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
         client.connect(("127.0.0.1", desk.daemon.http_port))
@@ -185,7 +180,7 @@ async def listener_too_slow(desk: Desk) -> AsyncIterator[None]:
 
         async def read_a_little() -> None:
             with contextlib.suppress(BlockingIOError):
-                client.recv(4096)
+                assert client.recv(10_000), "it was cut off"
 
         async with again(read_a_little, 1.0):
             yield

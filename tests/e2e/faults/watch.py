@@ -83,7 +83,7 @@ class Watch:
             told, since = await self._told(fault)
             findings = await examined(bench)
         await bench.healthy()
-        self.check()
+        self.leave()
         self._expected[fault.name] = (fault.alert, *fault.after)
         assert fault.says in told.summary, told.summary
         return self._outcome(fault, told, since, begun, findings)
@@ -92,6 +92,11 @@ class Watch:
         """Watch a daemon by the name of a fault, whose ``alert`` may fire, "" for none."""
         self._expected[instance] = (alert,)
         await asyncio.to_thread(self.prometheus.watch, bench.target, instance, bench.scheme)
+
+    def leave(self) -> None:
+        """All is well, and nobody looks any more."""
+        self.check()
+        self.prometheus.leave()
 
     async def learn(self, bench: Watched) -> None:
         """What the doctor finds now is not of a fault."""
