@@ -21,9 +21,9 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-BACKLOG, LARGE, WAITING = 20, 40_000, 30
-"""Messages that come at once, bytes of each, and how many may wait before: a fetch has 25, and the broker
-forgets what is more than 125."""
+LARGE, WAITING = 600_000, 2
+"""Bytes of a message, of which a fetch has one, and how many wait at least: the broker forgets what is more
+than eight."""
 OLD_S, SLOW_MS = 300.0, 300
 
 
@@ -115,14 +115,12 @@ async def backlog(desk: Desk) -> AsyncIterator[None]:
 
     async def hold_back() -> None:
         if await asyncio.to_thread(lag) <= WAITING:
-            stamp = int((time.time() - OLD_S) * 1000)
-            for _ in range(BACKLOG):
-                producer.produce(HELD_BACK, payload, timestamp=stamp)
+            producer.produce(HELD_BACK, payload, timestamp=int((time.time() - OLD_S) * 1000))
             producer.poll(0)
 
     desk.broker.delay(SLOW_MS)
     try:
-        async with again(hold_back, 0.1):
+        async with again(hold_back, 0.2):
             yield
     finally:
         desk.broker.delay(0)
