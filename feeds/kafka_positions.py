@@ -71,7 +71,8 @@ class KafkaPositions:
         if time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
-        ends = {}
+        # a position that is not known in time is as it was
+        ends = {each: self._ends[each] for each in partitions if each in self._ends}
         for partition in partitions:
             with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
                 async with asyncio.timeout(POSITION_S):
