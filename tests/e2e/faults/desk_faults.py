@@ -21,10 +21,10 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-LARGE, WAITING = 600_000, 2
+LARGE, WAITING = 550_000, 3
 """Bytes of a message, of which a fetch has one, and how many wait at least: the broker forgets what is more
 than eight."""
-OLD_S, SLOW_MS = 300.0, 300
+OLD_S, SLOW_MS = 300.0, 500
 
 
 def malformed(desk: Desk) -> contextlib.AbstractAsyncContextManager[None]:
