@@ -21,7 +21,7 @@ from tests.kit.http import head, request
 Cause = Callable[[Desk], AsyncIterator[None]]
 OFFSET_COMMIT, PRODUCE = 8, 0
 GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED = 30, 29
-LARGE, WAITING = 550_000, 3
+LARGE, WAITING = 550_000, 4
 """Bytes of a message, of which a fetch has one, and how many wait at least: the broker forgets what is more
 than eight."""
 OLD_S, SLOW_MS = 300.0, 500
@@ -114,13 +114,13 @@ async def backlog(desk: Desk) -> AsyncIterator[None]:
     lag = partial(desk.daemon.metric, "foretick_consumer_lag_records", partition=f"{HELD_BACK}/0")
 
     async def hold_back() -> None:
-        if await asyncio.to_thread(lag) <= WAITING:
+        for _ in range(max(0, WAITING - int(await asyncio.to_thread(lag)))):
             producer.produce(HELD_BACK, payload, timestamp=int((time.time() - OLD_S) * 1000))
-            producer.poll(0)
+        producer.poll(0)
 
     desk.broker.delay(SLOW_MS)
     try:
-        async with again(hold_back, 0.2):
+        async with again(hold_back, 1.0):
             yield
     finally:
         desk.broker.delay(0)
