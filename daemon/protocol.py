@@ -317,6 +317,18 @@ class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
     halted: bool = False
 
 
+class Labelled(msgspec.Struct, frozen=True, tag="labelled"):
+    """The right ``choice`` of a standing question's answer at ``version`` is known.
+
+    From a client or by the question's own rule; ``question``: its name.
+    """
+
+    session: str
+    question: str
+    version: int
+    choice: str
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """A session was changed, removed, or goes on here, as a command asked for."""
 
@@ -372,6 +384,7 @@ EngineEvent = (
     | NotDue
     | RecordRefused
     | SessionHalted
+    | Labelled
     | ReplyEvent
     | EngineHeartbeat
     | InputDone
@@ -399,7 +412,15 @@ def session_of(event: EngineEvent) -> str | None:
     if isinstance(event, Answered | Repeated):
         return event.answer.session
     if isinstance(
-        event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet | RecordRefused | SessionHalted
+        event,
+        Committed
+        | AnswerFailed
+        | TextsAsked
+        | NotDue
+        | QuestionsSet
+        | RecordRefused
+        | SessionHalted
+        | Labelled,
     ):
         return event.session
     return None

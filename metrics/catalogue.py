@@ -621,6 +621,11 @@ METRICS: tuple[Metric, ...] = (
         "are refused.",
         transport=TRANSPORTS,
     ),
+    _gauge(
+        "foretick_kept_versions_bytes",
+        "About the memory of the data versions that are kept for the live page. Worry when it is large: "
+        "lower http.kept_versions.",
+    ),
     _counter(
         "foretick_events_dropped_total",
         "Events that clients lost because they read too slowly; each learns how many. Worry when it grows: "

@@ -1,6 +1,6 @@
 """Who sends an HTTP request or opens a WebSocket, and whether it may.
 
-With tenants every request has a key, but for health, the live page's file and the API's description; metrics
+With tenants every request has a key, but for health, the live page's files and the API's description; metrics
 name all sessions and are for operators. A key is sent in a header, which a web page of another origin cannot
 make a browser send, so the origin does not matter.
 
@@ -31,10 +31,7 @@ from daemon.tenants import LOCAL, Client
 METRICS = "/metrics"
 OPEN = frozenset(("/healthz", "/readyz"))
 """Routes for everyone who can connect."""
-PAGES = frozenset(("/",))
-"""Routes to which links of other pages may lead."""
-KEYLESS = PAGES | {"/openapi.json"}
-"""Routes that tell nothing of this daemon's data."""
+_QUESTION_PAGES, _PAGE_FILES = "/live/questions/", "/live/"
 PROTOCOL, KEY_PROTOCOL = "foretick", "foretick-key."
 """Subprotocols of a WebSocket: ours, and the one that brings the key of a page, which can send no headers."""
 _CLIENT = "foretick.client"
@@ -108,13 +105,23 @@ class Guard:
                 return client
             if refusal := refusal_of(scope, self._allowed_origins):
                 raise QueryError("forbidden", refusal)
-        elif path in KEYLESS and scope["type"] == "http":
+        elif is_keyless(path) and scope["type"] == "http":
             return _local(name)
         else:
             transport: Transport = "websocket" if scope["type"] == "websocket" else "http"
             client = self._access.by_key(key_of(scope), transport, name)
         self._access.request(client)
         return client
+
+
+def is_page(path: str) -> bool:
+    """Whether links of other pages may lead there."""
+    return path == "/" or path.startswith(_QUESTION_PAGES)
+
+
+def is_keyless(path: str) -> bool:
+    """Whether it tells nothing of this daemon's data."""
+    return path in ("/", "/openapi.json") or path.startswith(_PAGE_FILES)
 
 
 @lru_cache(maxsize=64)
@@ -161,7 +168,7 @@ def refusal_of(scope: Scope, allowed_origins: Set[str] = frozenset()) -> str:
     if origin is not None and origin.decode("latin-1").lower() != f"{_scheme(scope)}://{hosts[0]}".lower():
         return "requests of web pages are accepted from this origin only"
     follows_link = (
-        scope["path"] in PAGES
+        is_page(scope["path"])
         and scope.get("method") in ("GET", "HEAD")
         and headers.get(b"sec-fetch-mode") == b"navigate"
         and headers.get(b"sec-fetch-dest") == b"document"

@@ -104,6 +104,8 @@ class Methods:
     pause = Method(messages.Pause, messages.QuestionsReply)
     label = Method(messages.Label, messages.LabelReply)
     signals = Method(messages.ListSignals, messages.SignalsReply)
+    versions = Method(messages.ListVersions, messages.VersionsReply)
+    quality = Method(messages.Quality, messages.QualityReply)
     stats = Method(messages.Stats, messages.StatsReply)
     trace = Method(messages.GetTrace, messages.TraceReply)
     open_prompt = Method(messages.Open, messages.PromptReply)

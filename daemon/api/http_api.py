@@ -13,7 +13,7 @@ from daemon.api.events import Events
 from daemon.api.health import Health
 from daemon.api.http_errors import problem, refused, reply
 from daemon.api.http_requests import Requests, request_routes
-from daemon.api.live_page import page
+from daemon.api.live_page import page_routes
 from daemon.api.messages import QueryError
 from daemon.api.openapi import document
 from daemon.api.pushes import Pushes
@@ -82,7 +82,7 @@ def api_routes(
         Route("/v1/health", say_health, methods=["GET"]),
         Route("/v1/version", say_version, methods=["GET"]),
         Route("/openapi.json", _describe, methods=["GET"]),
-        Route("/", page, methods=["GET"]),
+        *page_routes(),
     ]
 
 

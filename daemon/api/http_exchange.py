@@ -15,7 +15,15 @@ import msgspec
 
 from daemon.api import messages
 from daemon.api.messages import Code, EventData, LostMessage, QueryError, Received, Sent
-from daemon.api.operations import OPERATIONS, FindAnswers, FindQuestions, FoundAnswers, FoundQuestions
+from daemon.api.operations import (
+    OPERATIONS,
+    FindAnswers,
+    FindQuality,
+    FindQuestions,
+    FoundAnswers,
+    FoundQuality,
+    FoundQuestions,
+)
 from daemon.api.subscriptions import StreamItem, SubscriptionUpdate
 from daemon.traces.trace_context import TRACEPARENT
 from feeds.decoding import Undecodable, decoded
@@ -32,7 +40,11 @@ _MEDIA = {
 }
 _NO_RECORD_USABLE = 422
 """Status of a push whose reply counts what is wrong, like that of any other push."""
-_FOUND: dict[type, type] = {messages.Answers: FindAnswers, messages.ListQuestions: FindQuestions}
+_FOUND: dict[type, type] = {
+    messages.Answers: FindAnswers,
+    messages.ListQuestions: FindQuestions,
+    messages.Quality: FindQuality,
+}
 """Requests that HTTP asks in another form, of one session or of all."""
 _OPERATIONS = {each.request: each for each in sorted(OPERATIONS, key=lambda each: each.perform is not None)}
 _OPERATIONS[messages.Describe] = next(each for each in OPERATIONS if each.reply is messages.DescribeReply)
@@ -184,6 +196,9 @@ def _read(request: Any, reply: type[msgspec.Struct], members: Any) -> Received:
     if reply is FoundQuestions:
         (of_session,) = msgspec.convert(members, FoundQuestions).sessions
         return messages.QuestionsReply(request.id, of_session.session, of_session.questions)
+    if reply is FoundQuality:
+        (quality,) = msgspec.convert(members, FoundQuality).sessions
+        return messages.QualityReply(request.id, quality)
     whole = {"type": reply.__struct_config__.tag, "id": request.id, **members}
     return cast(Received, msgspec.convert(whole, reply))
 

@@ -1,42 +1,53 @@
-"""The live page: one static file without a build step, which needs nothing from outside."""
+"""The live page: static files of this daemon, which need nothing from outside and no build step.
 
-import base64
-import hashlib
-import re
-from functools import lru_cache
+A page is the same for everyone; what it shows, it asks for by the API, with the key of who looks at it.
+"""
+
+import os
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
-FILE = Path(__file__).parent / "live.html"
-_BLOCK = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
-
-
-class _Page(NamedTuple):
-    html: bytes
-    policy: str
-
-
-async def page(_: Request) -> Response:
-    """`GET /`."""
-    html, policy = _load()
-    headers = {"content-security-policy": policy, "cache-control": "no-cache"}
-    return Response(html, headers=headers, media_type="text/html; charset=utf-8")
+DIRECTORY = Path(__file__).parent / "live"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Only what came from here, and connections to there."""
 
 
-@lru_cache(maxsize=1)
-def _load() -> _Page:
-    """The file and its policy: only its own script and style, and only connections to where it came from."""
-    text = FILE.read_text(encoding="utf-8")
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
-    for kind, block in _BLOCK.findall(text):
-        digest = base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
-        hashes[kind].append(f"'sha256-{digest}'")
-    script, style = " ".join(hashes["script"]), " ".join(hashes["style"])
-    policy = (
-        f"default-src 'none'; script-src {script}; style-src {style}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return _Page(text.encode(), policy)
+class LiveFiles(StaticFiles):
+    """With the policy, and asked for again each time: an ETag says whether a file is another one."""
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        """The file, or that it is the one that the client has."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update({"content-security-policy": POLICY, "cache-control": "no-cache"})
+        return response
+
+
+def page_routes() -> list[BaseRoute]:
+    """`/`, a page for each question, and their files."""
+    files = LiveFiles(directory=DIRECTORY)
+
+    async def sessions(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
+
+    async def question(request: Request) -> Response:
+        return await files.get_response("question.html", request.scope)
+
+    return [
+        Route("/", sessions, methods=["GET"]),
+        Route("/live/questions/{question}", question, methods=["GET"]),
+        Mount("/live", files),
+    ]

@@ -232,6 +232,24 @@ class ListSignals(_Request, frozen=True, tag="signals"):
     session: Annotated[str, Meta(max_length=128)] = ""
 
 
+class ListVersions(_OfSession, frozen=True, tag="versions"):
+    """The newest data versions of a session, with their prices and answers, as far as they are kept.
+
+    `since`: the `revision` of an earlier reply, for what has changed behind it.
+    """
+
+    since: Natural = 0
+
+
+class Quality(_OfSession, frozen=True, tag="quality"):
+    """How good the answers to a standing question were, by their labels: of the versions that are kept.
+
+    `question` is the question's name or text.
+    """
+
+    question: QuestionText
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters and latency quantiles, by metric name."""
 
@@ -379,6 +397,8 @@ ClientRequest = (
     | QuestionRequest
     | Label
     | ListSignals
+    | ListVersions
+    | Quality
     | Stats
     | GetTrace
     | PromptRequest
@@ -546,6 +566,110 @@ class SignalsReply(_Reply, frozen=True, tag="signals_reply"):
 
     conditions: tuple[ConditionInfo, ...]
     signals: tuple[Signal, ...]
+
+
+class PastAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a standing question was answered at a past version; members as in an `Answer`.
+
+    ``label``: the right choice, where it is known.
+    """
+
+    question: str
+    text: str
+    logit_gap: float
+    probability: float | None = None
+    choice_set: tuple[str, ...] | None = None
+    flags: tuple[str, ...] = ()
+    label: str | None = None
+
+
+class PastVersion(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A data version, in the order of its answers' arrival.
+
+    ``close``: of the newest bar of the session's first symbol, as decimal text; None where the version has
+    none.
+    """
+
+    data_version: int
+    as_of: int
+    close: str | None = None
+    answers: tuple[PastAnswer, ...] = ()
+
+
+class VersionsReply(_Reply, frozen=True, tag="versions_reply"):
+    """Versions that are new or have changed, the oldest first.
+
+    ``revision``: for `since`. ``oldest``, ``newest``: of the versions that are kept; 0 where none is.
+    """
+
+    session: str
+    revision: int
+    oldest: int
+    newest: int
+    versions: tuple[PastVersion, ...]
+
+
+RegimeName = Literal["calm", "usual", "volatile", "rising", "falling"]
+
+
+class Tally(msgspec.Struct, frozen=True, gc=False):
+    """Answers, and those with a label and a probability: ``labels``, of which ``right`` were right.
+
+    ``probability``: their mean; None without labels. ``sets``: of them, those with a choice set, of which
+    ``covered`` have the right choice.
+    """
+
+    answers: int
+    labels: int
+    right: int
+    probability: float | None
+    covered: int
+    sets: int
+
+
+class ProbabilityBin(msgspec.Struct, frozen=True):
+    """Labelled answers whose probability is from ``least`` to a tenth more."""
+
+    least: float
+    tally: Tally
+
+
+class Regime(msgspec.Struct, frozen=True):
+    """Answers while the market was so: its volatility has a name, and its direction."""
+
+    name: RegimeName
+    tally: Tally
+
+
+class AgeBlock(msgspec.Struct, frozen=True):
+    """Answers of a block of versions. ``versions_ago``: of its newest version; ``as_of``: of an answer."""
+
+    versions_ago: int
+    as_of: int
+    mean_gap: float
+    tally: Tally
+
+
+class QuestionQuality(msgspec.Struct, frozen=True):
+    """How good the answers to one question in one session were, over ``versions`` versions.
+
+    ``gap_ratio``: mean logit gap of the session's latest answers over that at calibration; None without one.
+    """
+
+    session: str
+    question: str
+    versions: int
+    tally: Tally
+    reliability: tuple[ProbabilityBin, ...]
+    regimes: tuple[Regime, ...]
+    ages: tuple[AgeBlock, ...]
+    gap_ratio: float | None = None
+
+
+class QualityReply(_Reply, frozen=True, tag="quality_reply"):
+    """How good answers were."""
+
+    quality: QuestionQuality
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -767,6 +891,8 @@ Reply = (
     | QuestionsReply
     | LabelReply
     | SignalsReply
+    | VersionsReply
+    | QualityReply
     | StatsReply
     | TraceReply
     | PromptReply

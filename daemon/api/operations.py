@@ -43,6 +43,17 @@ class FindAnswers(msgspec.Struct, frozen=True, tag="find_answers", forbid_unknow
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
 
+class FindQuality(msgspec.Struct, frozen=True, tag="find_quality", forbid_unknown_fields=True):
+    """How good the answers to a question were, in one session or, without one, in all that ask it.
+
+    `question` is the question's name or text.
+    """
+
+    id: Id
+    question: Annotated[str, Meta(min_length=1, max_length=1024)]
+    session: Annotated[str, Meta(max_length=128)] = ""
+
+
 class QuestionsOf(msgspec.Struct, frozen=True):
     """A session's standing questions, in the order they are asked."""
 
@@ -60,6 +71,12 @@ class FoundAnswers(msgspec.Struct, frozen=True):
     """The latest answers, published or not; a question without an answer yet is missing."""
 
     answers: tuple[Answer, ...]
+
+
+class FoundQuality(msgspec.Struct, frozen=True):
+    """How good answers were, by session."""
+
+    sessions: tuple[messages.QuestionQuality, ...]
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,18 @@ async def _find_answers(ask: Ask, request: FindAnswers) -> msgspec.Struct:
     return FoundAnswers(tuple(found)) if isinstance(names, list) else names
 
 
+async def _find_quality(ask: Ask, request: FindQuality) -> msgspec.Struct:
+    names = await _names(ask, request.session, asked=True)
+    found: list[messages.QuestionQuality] = []
+    for name in names if isinstance(names, list) else ():
+        reply = await ask(messages.Quality(request.id, name, request.question))
+        if isinstance(reply, messages.QualityReply):
+            found.append(reply.quality)
+        elif request.session or not (_is_gone(reply) or _is_unasked(reply)):
+            return reply
+    return FoundQuality(tuple(found)) if isinstance(names, list) else names
+
+
 async def _names(ask: Ask, session: str, *, asked: bool) -> list[str] | messages.Reply:
     """The session, or all; with ``asked`` those that have standing questions."""
     if session:
@@ -143,6 +172,11 @@ async def _names(ask: Ask, session: str, *, asked: bool) -> list[str] | messages
 def _is_gone(reply: messages.Reply) -> bool:
     """Whether a session was removed while all are listed."""
     return isinstance(reply, ErrorReply) and reply.code == "unknown_session"
+
+
+def _is_unasked(reply: messages.Reply) -> bool:
+    """Whether a session does not have the question."""
+    return isinstance(reply, ErrorReply) and reply.code == "bad_request"
 
 
 _SESSION, _PROMPT = "/v1/sessions/{session}", "/v1/prompts/{prompt}"
@@ -211,6 +245,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/v1/signals", "listSignals", "Conditions as they stand, and the newest signals",
         messages.ListSignals, messages.SignalsReply, ("unknown_session",), body="none", query=("session",),
+    ),
+    Operation(
+        "GET", f"{_SESSION}/versions", "listVersions", "The newest versions of a session, with their answers",
+        messages.ListVersions, messages.VersionsReply, ("unknown_session",), body="none", query=("since",),
+    ),
+    Operation(
+        "GET", "/v1/questions/{question}/quality", "getQuality",
+        "How good the answers to a question were, by their labels",
+        FindQuality, FoundQuality, ("unknown_session",), body="none", query=("session",),
+        perform=_find_quality,
     ),
     Operation(
         "GET", "/v1/stats", "stats", "Counters, gauges and latency quantiles",

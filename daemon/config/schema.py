@@ -1060,6 +1060,15 @@ class HttpConfig(Table, frozen=True):
             le=1 << 20,
         ),
     ] = 4096
+    kept_versions: Annotated[
+        int,
+        about(
+            "newest data versions of each session, with price and answers, that are kept in memory for the "
+            "live page and `GET /v1/sessions/{session}/versions`; 0 keeps none",
+            ge=0,
+            le=1 << 14,
+        ),
+    ] = 300
     max_messages: Annotated[
         int, about("most messages a second over one WebSocket; twice as many may come at once", ge=1)
     ] = 200

@@ -150,7 +150,7 @@ def _served(
     registry = registry_of(config, built)
     config, pool, limits = built.opened, built.engine.pool, limits_of(config)
     versions = Versions(scheduler, store, emit)
-    confidence = Confidence(config, built.prompt, built.calibration, store)
+    confidence = Confidence(config, built.prompt, built.calibration, store, emit)
     position = ready_position(config, built, scheduler)
     prompts = PromptBuilder(built, limits, store)
     requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)

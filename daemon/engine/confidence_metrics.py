@@ -1,8 +1,9 @@
 """What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
+from daemon import protocol
 from daemon.config.schema import Config, ModelConfig
 from engine.model.chat_format import PromptFormat
 from engine.model.revision import CALIBRATION
@@ -59,10 +60,16 @@ class Confidence:
     """
 
     def __init__(
-        self, config: Config, prompt: PromptFormat, calibration: Calibration | None, store: MetricStore
+        self,
+        config: Config,
+        prompt: PromptFormat,
+        calibration: Calibration | None,
+        store: MetricStore,
+        emit: Callable[[protocol.Labelled], None] = lambda event: None,
     ) -> None:
+        """``emit``: tells of a label."""
         self._settings, self._prompt, self._calibration = config.model, prompt, calibration
-        self._store = store
+        self._store, self._emit = store, emit
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
         self._labels: dict[str, LateLabels] = {}
@@ -178,6 +185,7 @@ class Confidence:
         self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
         self._store.inc("foretick_labelled_right_total", int(found.right), session=session)
         self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
+        self._emit(protocol.Labelled(session, name, version, choice))
         return found
 
     def _judge(

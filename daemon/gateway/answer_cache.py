@@ -17,6 +17,7 @@ from daemon.api import messages
 from daemon.config.answerable import refusal_of
 from daemon.config.schema import Config, ModelConfig, SessionConfig
 from daemon.config.standing import questions_of
+from daemon.gateway.kept_versions import KeptVersions
 from daemon.tenants import LOCAL, Tenant
 from feeds.market_data import Answer, AnswerMetadata, Flag
 from feeds.quality.silence import SilenceMonitor
@@ -71,6 +72,7 @@ class SessionState:
     removed: bool = False
     halted: bool = False
     """Trading of one of its symbols is."""
+    past: KeptVersions = field(default_factory=lambda: KeptVersions(0))
 
     def ask_these(
         self, questions: Iterable[Question], paused: Iterable[Question], coming: Iterable[Question] = ()
@@ -84,14 +86,17 @@ class SessionState:
         self.model = model
         self.freshness_objective_ns, self.stale_after_ns = freshness_objective_ns, session.stale_after
         self.silent_after_ns = session.silent_after
+        self.past.priced(session.price_decimals, session.scale)
 
     def committed(self, event: protocol.Committed) -> None:
         """There is a new version."""
         self.version, self.times = event.version, event.times
         self.live_tokens, self.live_records = event.live_tokens, event.live_records
+        self.past.committed(event.version, event.times.as_of, event.close)
 
     def answered(self, ready: ReadyAnswer) -> None:
         """A standing question has a new answer."""
+        self.past.answered(ready.answer)
         known = self.answers.get(ready.answer.question_hash)
         # versions of another engine may begin lower
         if known is None or _age(known.answer) <= _age(ready.answer):
@@ -184,6 +189,7 @@ class Sessions:
         self._store, self.is_open = store, is_open
         self._freshness_objective_ns, self._model_of = config.freshness_objective_ns, config.model_of
         self._has_several_models = bool(config.models)
+        self._kept_versions = config.http.kept_versions
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
@@ -206,7 +212,8 @@ class Sessions:
 
     def add(self, session: SessionConfig, questions: Sequence[Question] = (), version: int = 0) -> None:
         """There is another session, whose versions count on from ``version``."""
-        state = SessionState(session.symbol, session.more_symbols, version=version)
+        past = KeptVersions(self._kept_versions)
+        state = SessionState(session.symbol, session.more_symbols, version=version, past=past)
         state.ask_these(questions, ())
         state.clock.touch(time.monotonic_ns())
         state.silences = self.silences if self._flags_silence else ()
@@ -239,6 +246,14 @@ class Sessions:
     def answered(self, answer: Answer, times: Times, logits: tuple[float, ...] = ()) -> None:
         """A standing question has a new answer; ``times`` of its version's newest record."""
         self.states[answer.session].answered(ReadyAnswer(answer, times, logits))
+
+    def labelled(self, event: protocol.Labelled) -> None:
+        """The right choice of an answer is known."""
+        self.states[event.session].past.labelled(event.question, event.version, event.choice)
+
+    def past_bytes(self) -> int:
+        """About what the versions that are kept take."""
+        return sum(state.past.size_bytes for state in self.states.values())
 
     def questions_set(self, session: str, questions: Sequence[Question]) -> None:
         """A session has these standing questions from now on; answers to others are forgotten."""

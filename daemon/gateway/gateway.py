@@ -251,6 +251,8 @@ class Gateway:
                 self.pending.on_event(event)
             case protocol.SessionHalted():
                 self.sessions.halt(event.session, event.halted)
+            case protocol.Labelled():
+                self.sessions.labelled(event)
             case protocol.SessionAdded():
                 self.publisher.streams.name(*event.streams)
                 self.pending.on_event(event)

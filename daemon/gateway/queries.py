@@ -35,6 +35,8 @@ FOR_ALL = (
     | messages.Answers
     | messages.ListQuestions
     | messages.ListSignals
+    | messages.ListVersions
+    | messages.Quality
     | messages.Stats
     | messages.GetTrace
     | messages.PromptRequest

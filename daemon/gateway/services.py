@@ -9,6 +9,7 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_generator import generated_here
 from daemon.gateway.label_requests import LabelRequests
+from daemon.gateway.past_requests import PastRequests
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
@@ -32,10 +33,11 @@ class Services:
         pushes: Pushes,
         traces: RecentTraces,
         signals: SignalRequests,
+        past: PastRequests,
     ) -> None:
         self._sessions, self._generations, self._live = sessions, generations, live
         self._questions, self._labels, self._prompts, self._pushes = questions, labels, prompts, pushes
-        self._traces, self._signals = traces, signals
+        self._traces, self._signals, self._past = traces, signals, past
 
     def begin(self, request: messages.ClientRequest, client: Client) -> Answering:
         """A ready answer, or what to await for a reply. Raises QueryError."""
@@ -68,6 +70,10 @@ class Services:
                 return partial(self._labels.label, request)
             case messages.ListSignals():
                 return self._signals.found(request, client)
+            case messages.ListVersions():
+                return self._past.versions(request)
+            case messages.Quality():
+                return partial(self._past.quality, request)
             case messages.Stats():
                 return partial(self._sessions.stats, request, client.tenant)
             case messages.GetTrace():

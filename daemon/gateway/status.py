@@ -64,6 +64,7 @@ class Status:
             retries.update(getattr(sink, "retries", 0))
             handshakes.update(getattr(sink, "handshakes_failed", 0))
         self._inputs.note()
+        self._store.set("foretick_kept_versions_bytes", self._sessions.past_bytes())
         if FREE in chosen:
             self._host.note()
         return exposition(self._store, self._inputs.gauges(), chosen)

@@ -44,6 +44,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.past_requests import PastRequests
 from daemon.gateway.patterns import Patterns, silent_ns
 from daemon.gateway.peer_events import PeerEvents
 from daemon.gateway.peers import Peers
@@ -410,8 +411,9 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
     )
     labels = LabelRequests(sessions, store, base.pending)
     signals = SignalRequests(data.publisher.signals, sessions)
+    past = PastRequests(sessions, store, config.http.kept_versions)
     services = Services(
-        sessions, generations, live, data.questions, labels, prompts, pushes, base.traces, signals
+        sessions, generations, live, data.questions, labels, prompts, pushes, base.traces, signals, past
     )
     peers = Peers(base.wait_s, base.keys, store)
     queries = Queries(

@@ -44,6 +44,7 @@ def _listeners() -> list[object]:
     return [
         gauges("Listeners", "short", "foretick_listeners", "transport", over="sum"),
         series("Lost by slow clients, a second", "short", *lost),
+        series("Versions kept for the live page", "bytes", (gauge("foretick_kept_versions_bytes"), "kept")),
     ]
 
 

@@ -4,7 +4,9 @@ The first is a CycloneDX document: each package that requirements.lock pins, wit
 The second lists the licences. Both are the same for the same lock and the same packages installed.
 """
 
+import hashlib
 import json
+import re
 import sys
 import tomllib
 import uuid
@@ -17,6 +19,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
+LIVE = ROOT / "daemon" / "api" / "live"
+_UPLOT = re.compile(rb"uPlot \(v([0-9.]+)\)")
 _CLASSIFIER = "License :: OSI Approved :: "
 _LONGEST_NAME = 60
 """A field longer than this is the text of a licence, not its name."""
@@ -24,17 +28,22 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True)
 class Package:
-    """A line of the lock. ``marker``: where it is installed; ``hashes``: SHA-256 of its files."""
+    """A line of the lock, or a file of the tree that is another's, with its ``licence``.
+
+    ``marker``: where it is installed; ``hashes``: SHA-256 of its files.
+    """
 
     name: str
     version: str
     marker: str
     hashes: tuple[str, ...]
+    registry: str = "pypi"
+    licence: str = ""
 
     @property
     def url(self) -> str:
         """Its package URL, by which other tools know it."""
-        return f"pkg:pypi/{self.name}@{self.version}"
+        return f"pkg:{self.registry}/{self.name}@{self.version}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,13 @@ def _package(line: str) -> Package:
     )
 
 
+def vendored() -> list[Package]:
+    """What the live page has of others, by the version and the bytes of the file itself."""
+    chart = (LIVE / "uPlot.iife.min.js").read_bytes()
+    (version,) = _UPLOT.findall(chart)
+    return [Package("uplot", version.decode(), "", (hashlib.sha256(chart).hexdigest(),), "npm", "MIT")]
+
+
 def licence_of(name: str) -> Licence:
     """By the metadata of the package that is installed."""
     try:
@@ -77,11 +93,15 @@ def licence_of(name: str) -> Licence:
     return Licence(name=" AND ".join(named) or short)
 
 
+def _licence(package: Package) -> Licence:
+    return Licence(expression=package.licence) if package.licence else licence_of(package.name)
+
+
 def document(text: str) -> dict[str, Any]:
     """The CycloneDX document of a lock file's text."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = Package(project["name"], project["version"], "", ())
-    packages = locked(text)
+    packages = [*locked(text), *vendored()]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -89,7 +109,7 @@ def document(text: str) -> dict[str, Any]:
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, own.url + text)}",
         "version": 1,
         "metadata": {"component": _component(own, "application", Licence(expression=project["license"]))},
-        "components": [_component(each, "library", licence_of(each.name)) for each in packages],
+        "components": [_component(each, "library", _licence(each)) for each in packages],
         "dependencies": [{"ref": own.url, "dependsOn": [each.url for each in packages]}],
     }
 
@@ -116,8 +136,8 @@ def _component(package: Package, kind: str, licence: Licence) -> dict[str, Any]:
 def licences(text: str) -> str:
     """A table of packages and licences."""
     rows = (
-        f"| {each.name} | {each.version} | {licence_of(each.name)} | {each.marker or 'everywhere'} |\n"
-        for each in locked(text)
+        f"| {each.name} | {each.version} | {_licence(each)} | {each.marker or 'everywhere'} |\n"
+        for each in (*locked(text), *vendored())
     )
     return "| package | version | licence | where |\n|---|---|---|---|\n" + "".join(rows)
 

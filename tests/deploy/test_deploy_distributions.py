@@ -17,7 +17,7 @@ from tests.kit.archives import unpack
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DATA = {
-    "daemon/api/*.html": "daemon/api",
+    "daemon/api/live/*": "daemon/api/live",
     "dashboards/*.json": "dashboards",
     "dashboards/*.toml": "dashboards",
     "dashboards/*.yml": "dashboards",

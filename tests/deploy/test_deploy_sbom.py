@@ -1,5 +1,6 @@
 """The list of what a daemon is made of, compared with the lock."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -30,6 +31,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_pinned_package_is_there_once_with_all_its_hashes(written: Path) -> None:
     components = json.loads((written / "foretick.cdx.json").read_text())["components"]
+    chart = components.pop()
+    file = sbom.LIVE / "uPlot.iife.min.js"
+    assert (chart["name"], chart["licenses"]) == ("uplot", [{"expression": "MIT"}])
+    assert f"uPlot (v{chart['version']})" in file.read_text()
+    assert chart["hashes"][0]["content"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert "MIT" in (sbom.LIVE / "uPlot.LICENSE").read_text()
     assert Counter((each["name"], each["version"]) for each in components) == Counter(PINNED)
     blocks = re.split(r"^(?=[\w.-]+==)", TEXT, flags=re.M)[1:]
     hashes = [re.findall(r"--hash=sha256:([0-9a-f]{64})\b", block) for block in blocks]
@@ -72,7 +79,7 @@ def test_licences_are_those_of_the_installed_packages(written: Path) -> None:
     assert str(Licence()) == "not known"
     rows = (written / "licences.md").read_text().splitlines()[2:]
     assert [tuple(row.split(" | ")[:2]) for row in rows] == [
-        (f"| {name}", version) for name, version in PINNED
+        (f"| {name}", version) for name, version in [*PINNED, ("uplot", sbom.vendored()[0].version)]
     ]
     assert next(row for row in rows if row.startswith("| click |")).split(" | ")[2] == "BSD-3-Clause"
 

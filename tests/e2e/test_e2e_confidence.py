@@ -7,6 +7,7 @@ from math import exp
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -194,6 +195,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
         asked = await daemon.call("ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
         assert asked.choice_set == newest.choice_set
         values = (await daemon.call("stats")).values
+        past = (await daemon.call("versions", "aaa")).versions
     counted = Counter({"right": 3, "wrong": 6, "repeated": 1})
     for code, labels in refused.items():  # rare codes count together
         counted[code if code in LABEL_OUTCOMES else "other"] += len(labels)
@@ -202,6 +204,9 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
     assert values['foretick_labelled_sets_total{session="aaa",covered="yes"}'] == in_set
     assert values['foretick_labelled_sets_total{session="aaa",covered="no"}'] == 9 - in_set
     assert values['foretick_adapted_coverage{session="aaa"}'] == state.asked
+    labels = {each.data_version: a.label for each in past for a in each.answers if a.question == "trend"}
+    told = {a.data_version: a.choice if a.data_version > 7 else OTHER[a.choice] for a in trend[1:]}
+    assert labels == told | {1: None, 11: None}
 
 
 async def test_labels_come_from_a_rule_as_bars_close(directory: Path, tmp_path: Path) -> None:
@@ -225,6 +230,19 @@ async def test_labels_come_from_a_rule_as_bars_close(directory: Path, tmp_path: 
             lambda: sum(daemon.count("labelled_sets", session="aaa", **{k: v}) for k, v in sets) == len(right)
         )
         assert daemon.count("labelled_right", session="aaa") == found
+        await until(
+            lambda: sum(a.label is not None for v in daemon.state().past.since(0) for a in v.answers) == 9
+        )
+        versions = (await daemon.http("GET", "/v1/sessions/aaa/versions")).json["versions"]
+        assert [each["close"] for each in versions] == [f"{100 + close / 10:.2f}" for close in closes]
+        told = [each["answers"][0] for each in versions]
+        assert [each["text"] for each in told] == [answer.choice for answer in daemon.answers()]
+        assert [each.get("label") for each in told] == [*right, None, None]
+        (quality,) = (await daemon.http("GET", "/v1/questions/trend/quality")).json["sessions"]
+        counts = [quality["tally"][each] for each in ("answers", "labels", "right")]
+        assert counts == [len(closes), len(right), found]
+        same = (await daemon.call("quality", "aaa", FITTED.text)).quality
+        assert msgspec.convert(quality, type(same)) == same
 
 
 def test_a_file_beside_the_model_is_read_unless_it_is_off(directory: Path) -> None:

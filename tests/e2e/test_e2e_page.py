@@ -81,7 +81,10 @@ async def test_it_shows_every_session_and_answer_and_can_be_read(
 
 async def test_on_a_phone_ages_line_up_and_a_long_error_wraps(shown: Shown) -> None:
     page, wrong = await opened(shown, PHONE)
-    await page.evaluate(f"setState({'no connection to the daemon at ' + 'x' * 90!r}, true)")
+    await page.evaluate(
+        "async (text) => (await import('/live/words.js')).setState(text, true)",
+        "no connection to the daemon at " + "x" * 90,
+    )
     widest = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert widest <= 0, "it scrolls sideways"
     edges = await page.evaluate(
@@ -104,9 +107,10 @@ async def test_answers_come_in_and_ages_tick(shown: Shown) -> None:
     # the tape is of the past, where ages are in days: as if it had been received now
     ticks = await page.evaluate(
         """async () => {
+          const { sessions } = await import("/live/sessions.js");
           const answer = sessions.get("aaa").answers.values().next().value;
           Object.assign(answer, { staleness_ns: 2e9, since: performance.now() });
-          const age = () => document.querySelector("tbody tr td:nth-of-type(3)").textContent;
+          const age = () => document.querySelector("tbody tr .age").textContent;
           const seen = [];
           for (let i = 0; i < 2; i++) {
             await new Promise((done) => setTimeout(done, 400));
@@ -124,11 +128,13 @@ async def test_answers_come_in_and_ages_tick(shown: Shown) -> None:
 async def test_what_is_missing_and_stale_is_said_in_words(shown: Shown) -> None:
     page, _ = await opened(shown, DESKTOP)
     await page.evaluate(
-        """() => {
+        """async () => {
+          const { sessions, show } = await import("/live/sessions.js");
           const session = sessions.get("aaa"), [name, answer] = session.answers.entries().next().value;
           session.answers.delete(name);
           const other = session.answers.values().next().value;
-          show(session, { ...other, flags: ["stale", "price_jump"], probability: 0.925 });
+          Object.assign(other, { flags: ["stale", "price_jump"], probability: 0.925 });
+          show(session);
         }"""
     )
     await expect(page.locator("tbody tr").first).to_contain_text("missing")

@@ -1,6 +1,7 @@
 """A headless Chromium, and a picture of a running daemon's live page.
 
-`python -m tests.kit.browser http://127.0.0.1:7800/ docs/images/live.png` makes the one in the README.
+`python -m tests.kit.browser http://127.0.0.1:7800/ live.png` makes one. Those in docs/images:
+`tests.docs.live_pictures`.
 """
 
 import asyncio

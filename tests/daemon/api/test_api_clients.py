@@ -32,6 +32,12 @@ FINISHED = messages.FinishReply(0, "p", "YES", "YES", 0.5, True, 3, 1, 0, 0, 0, 
 QUESTIONS = messages.QuestionsReply(0, "a", (QUESTION,))
 SESSIONS = messages.SessionsReply(0, (SESSION,))
 PROMPT = messages.PromptReply(0, "p", 3)
+PAST = messages.PastAnswer("q", "YES", 0.5, 0.75, ("YES",), ("gap",), "NO")
+TALLY = messages.Tally(3, 2, 1, 0.75, 2, 2)
+QUALITY = messages.QuestionQuality(
+    "a", "q", 5, TALLY, (messages.ProbabilityBin(0.7, TALLY),), (messages.Regime("calm", TALLY),),
+    (messages.AgeBlock(0, 5, 0.5, TALLY),), 1.25,
+)  # fmt: skip
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], messages.ClientRequest, messages.Reply]] = [
     ("ask", ("a", "Up?", 3, ("YES", "NO")), {"deadline_ms": 900, "max_age_s": 0.5, "early_exit": 0.0},
      messages.Ask(0, "a", "Up?", 3, ("YES", "NO"), 0.0, 0.5, 900),
@@ -59,6 +65,10 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], messages.ClientRequest, 
     ("pause", ("a", "q", False), {}, messages.Pause(0, "a", "q", False), QUESTIONS),
     ("label", ("a", "q", 7, "YES"), {}, messages.Label(0, "a", "q", 7, "YES"),
      messages.LabelReply(0, "a", "q", 7, True, False, 0.9)),
+    ("versions", ("a", 3), {}, messages.ListVersions(0, "a", 3),
+     messages.VersionsReply(0, "a", 9, 1, 2, (messages.PastVersion(2, 5, "1.5", (PAST,)),))),
+    ("quality", ("a", "Up & down?"), {}, messages.Quality(0, "a", "Up & down?"),
+     messages.QualityReply(0, QUALITY)),
     ("stats", (), {}, messages.Stats(0),
      messages.StatsReply(0, {"x": 1.0}, {"ask": messages.Quantiles(3, 0.1, 0.2, 0.3)})),
     ("open_prompt", ("abc", 3), {"retention_priority": 80}, messages.Open(0, "abc", 3, retention_priority=80),

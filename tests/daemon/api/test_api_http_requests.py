@@ -24,7 +24,9 @@ def prompts() -> FakePrompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    answer = queries(Services(None, None, None, None, None, prompts, None, None, None).begin, 0.2).answer
+    answer = queries(
+        Services(None, None, None, None, None, prompts, None, None, None, None).begin, 0.2
+    ).answer
     async with http_server(*request_routes(Requests(answer), 200)) as made:
         yield made
 
@@ -140,7 +142,9 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    answer = queries(Services(None, None, None, None, None, prompts, None, None, None).begin, 1.0).answer
+    answer = queries(
+        Services(None, None, None, None, None, prompts, None, None, None, None).begin, 1.0
+    ).answer
     server = HttpServer(lambda names: b"", list, more=request_routes(Requests(answer)))
     application = server._application()
 

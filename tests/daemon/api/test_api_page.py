@@ -32,6 +32,8 @@ CLIPPED = """() => [...document.querySelectorAll("h2, th[scope=row], td, header 
 """What is wider than the box it has."""
 
 
+STATE = "async (text) => (await import('/live/words.js')).setState(text, true)"
+ENTERED = "async (text) => { (await import('/live/sessions.js')).entered(text); }"
 BROKEN = """() => [...document.querySelectorAll(".flags .tag")]
   .filter((each) => !each.textContent.includes(" "))
   .filter((each) => each.getBoundingClientRect().height > 1.5 * parseFloat(getComputedStyle(each).lineHeight))
@@ -63,7 +65,7 @@ def answers(info: SessionInfo) -> tuple[Any, ...]:
             PUBLISHED, session=info.name, symbol=info.symbol, question=question,
             data_version=info.data_version, text=("YES", "word " * 60, "w" * 300)[number],
             staleness_ns=info.staleness_ns, flags=flags[: number * 4], logit_gap=10.0**number,
-            probability=(None, 0.5, 1.0)[number],
+            probability=(None, 0.5, 1.0)[number], choice_set=(None, ("YES", "w" * 300), ())[number],
         )
         for number, question in enumerate(QUESTIONS)
     )  # fmt: skip
@@ -78,6 +80,14 @@ async def daemon() -> AsyncIterator[Daemon]:
         (messages.Answers(0, each.name), messages.AnswersReply(0, each.name, answers(each)))
         for each in SESSIONS
     ]
+    made.replies += [
+        (messages.ListQuestions(0, each.name), messages.QuestionsReply(0, each.name, ())) for each in SESSIONS
+    ]
+    made.replies += [
+        (messages.ListVersions(0, each.name), messages.VersionsReply(0, each.name, 0, 0, 0, ()))
+        for each in SESSIONS
+    ]
+    made.replies.append((messages.ListSignals(0), messages.SignalsReply(0, (), ())))
     made.otherwise = ErrorReply(0, "busy", ERROR)
     yield made
     await made.server.stop()
@@ -118,7 +128,9 @@ async def test_thirty_sessions_with_long_names_fit(
             assert len(set(edges)) == 1, edges
         assert await page.evaluate(BROKEN) == []
         assert "NaN" not in await page.locator("body").inner_text()
-        assert re.search(r"silent for \d", await page.locator("#sessions > section").nth(1).inner_text())
+        assert re.search(
+            r"silent for \d", await page.locator("#sessions > section").nth(1).text_content() or ""
+        )
         await page.evaluate("document.getElementById('ask').scrollIntoView()")
         await page.locator("#ask-question").fill("why " * 400)
         await page.locator("#ask-choices").fill("c" * 250 + "," + "d" * 250)
@@ -130,7 +142,7 @@ async def test_thirty_sessions_with_long_names_fit(
             "each => [each.getBoundingClientRect().height, parseFloat(getComputedStyle(each).lineHeight)]"
         )
         assert heights[0] > 3 * heights[1], "it takes several lines"
-        await page.evaluate("text => setState(text, true)", f"not connected: {ERROR}")
+        await page.evaluate(STATE, f"not connected: {ERROR}")
         await fits(page)
 
 
@@ -139,7 +151,7 @@ async def test_a_key_is_asked_for_in_words_that_fit(daemon: Daemon) -> None:
         page = await chromium.new_page(viewport={"width": PHONE[0], "height": PHONE[1]})
         await page.goto(daemon.address)
         await expect(page.locator("#state")).to_have_text("live", timeout=30_000)
-        await page.evaluate("text => { entered(text); }", ERROR)
+        await page.evaluate(ENTERED, ERROR)
         await expect(page.locator("#entry")).to_be_visible()
         await fits(page)
     assert len(ERROR) < MAX_QUESTION_CHARS

@@ -130,7 +130,7 @@ def prompts() -> FakePrompts:
 
 
 def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -> Any:
-    services = Services(backend, backend, None, None, None, prompts, None, None, None).begin
+    services = Services(backend, backend, None, None, None, prompts, None, None, None, None).begin
     return queries(services, max_wait_s).answer
 
 

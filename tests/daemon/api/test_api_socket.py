@@ -596,7 +596,7 @@ def test_every_operation_of_http_is_one_of_the_query_socket() -> None:
     direct = {each.request for each in OPERATIONS if each.perform is None}
     assert direct <= set(get_args(messages.ClientRequest))
     composed = {each.request.__name__ for each in OPERATIONS if each.perform is not None}
-    assert composed == {"Describe", "FindQuestions", "FindAnswers"}
+    assert composed == {"Describe", "FindQuestions", "FindAnswers", "FindQuality"}
     left = {each.__name__ for each in set(get_args(messages.ClientRequest)) - direct - {messages.Push}}
     # what the composed ones are made of, and what only daemons ask
-    assert left == {"ListQuestions", "Answers", "GenerateElsewhere", "KeptAnswers"}
+    assert left == {"ListQuestions", "Answers", "Quality", "GenerateElsewhere", "KeptAnswers"}
