@@ -78,6 +78,11 @@ class Anchor:
         reference, unit = (decimal(x, decimals, self.price_scale) for x in (self.reference, self.unit))
         return reference, unit, decimal(self.volume, _decimals(self.volume, VOLUME_SCALE), VOLUME_SCALE)
 
+    @property
+    def stored(self) -> tuple[str, str, str, int, int]:
+        """What `of` takes: the volume may have more than the 64 bits of an integer in a file."""
+        return (*self.numbers, self.price_decimals, self.price_scale)
+
     @classmethod
     def of(cls, reference: str, unit: str, volume: str, price_decimals: int, price_scale: int) -> Anchor:
         """The anchor with these `numbers`. Raises ValueError for a number that its unit cannot express."""

@@ -1,6 +1,6 @@
 """What the engine's parts keep for each session: made, changed, saved, restored and removed in one place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemon.config.schema import SessionConfig
 from daemon.engine.answers import StandingAnswers, Versions
@@ -68,14 +68,16 @@ class SessionParts:
         name, newest = tape.name, self.requests.record(tape.name, tape.version)
         if newest is None or not self.settled(tape):
             return None
+        anchor = newest.anchor
         return PartsState(
-            newest=newest,
+            newest=replace(newest, anchor=None),
             stale_records=self.refresher.stale_records(tape),
             rolled=self.rollups.cut(tape),
             asked=self.answers.cut(name),
             adapted=self.confidence.cut(name),
             lineage=self.versions.log(tape).copied(),
             labels=self.labels.cut(name),
+            anchor=None if anchor is None else anchor.stored,
         )
 
     def settled(self, tape: Tape) -> bool:
@@ -84,7 +86,7 @@ class SessionParts:
 
     def restore(self, tape: Tape, state: PartsState, *, has_log: bool) -> None:
         """Go on from the state of a session whose tape came back. ``has_log``: see `SavedSession`."""
-        self.requests.restore(tape.name, tape.version, state.newest)
+        self.requests.restore(tape.name, tape.version, state.record)
         newest = self.requests.record(tape.name, tape.version)
         assert newest is not None, "it was restored"
         self.answers.restore(tape, state.asked, newest)

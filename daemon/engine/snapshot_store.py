@@ -9,6 +9,7 @@ a gap behind the snapshot.
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from feeds.connector import SettingError
 from flash.evaluator import AskedState
 from flash.late_labels import AdaptationState
 from ingest.bar_kernel import BAR, FEED, OPEN, SESSION
-from ingest.compact import CompactSpec
+from ingest.compact import Anchor, CompactSpec
 from ingest.lines import LineSpec
 from ingest.plane import TapeRecord
 from ingest.plane_state import PlaneState, RollupState
@@ -59,7 +60,8 @@ class SnapshotNoRoom(SnapshotError):
 class PartsState(msgspec.Struct, frozen=True):
     """What the engine's parts keep of a session (`daemon.engine.session_parts`).
 
-    ``newest``: the newest record of its version. ``stale_records``: evicted since its window was prefilled
+    ``newest``: the newest record of its version, without its ``anchor``, whose volume may have more than 64
+    bits (`Anchor.numbers`, decimals and scale). ``stale_records``: evicted since its window was prefilled
     last. ``lineage``: of its window and its state. ``labels``: what rules wait for.
     """
 
@@ -70,6 +72,12 @@ class PartsState(msgspec.Struct, frozen=True):
     adapted: AdaptationState
     lineage: ProvenanceLog
     labels: RuleLabelState | None = None
+    anchor: tuple[str, str, str, int, int] | None = None
+
+    @property
+    def record(self) -> TapeRecord:
+        """The newest record, with its anchor. Raises ValueError where that is none."""
+        return self.newest if self.anchor is None else replace(self.newest, anchor=Anchor.of(*self.anchor))
 
 
 class SavedSession(msgspec.Struct, frozen=True):

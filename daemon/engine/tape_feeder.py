@@ -214,7 +214,7 @@ class _Fed:
 
     def restore(self, state: SavedSession, known: Progress) -> None:
         """Go on from a snapshot."""
-        self.bars, self.anchor = state.bars, state.parts.newest.anchor
+        self.bars, self.anchor = state.bars, state.parts.record.anchor
         # without a log there is nothing to read again
         known_closed = known.closed if state.has_log else ()
         self.history = History(

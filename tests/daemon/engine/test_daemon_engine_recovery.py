@@ -68,6 +68,8 @@ START = 1_723_161_600 * SECOND
 STREAM = protocol.NameStream("kafka", "ticks", 0, True)
 Trade = tuple[int, int, int]
 """Symbol, ns since the start, price in cents; below zero, one of `EVENTS`."""
+SIZE = 48 * SECOND
+"""Of a trade, 1e-9: a bar's volume, 1e-18, has more than 64 bits."""
 EVENTS = {
     -1: (TEXT, 0, "a headline that takes more than one record of words"),
     -2: (STATUS, HALT, ""),
@@ -197,7 +199,7 @@ class Engine:
         writer = RecordWriter(4)
         self.given += 1
         at = START + moment
-        kind, values, x, words = TRADE, (cents * SECOND // 100, SECOND, 0, 0, 0), 0, ""
+        kind, values, x, words = TRADE, (cents * SECOND // 100, SIZE, 0, 0, 0), 0, ""
         if cents in EVENTS:
             kind, x, words = EVENTS[cents]
             values = (11 * SECOND // 10, 0, 0, number_of(words), 0)  # prices fit this factor of a split
@@ -505,7 +507,7 @@ def test_answers_given_before_are_ready_again_and_not_news(behind: int, terse: P
     assert keyed(repeated).keys() == keyed(given).keys()
     for name, (text, gap, _) in keyed(given).items():
         assert keyed(repeated)[name][0] == text
-        assert keyed(repeated)[name][1] == tolerance.near(gap, tolerance.of_model(engine.loaded, gap))
+        assert keyed(repeated)[name][1] == tolerance.near(gap, tolerance.of_gap(engine.loaded, 10.0))
     assert again.answers() == []
     again.give(len(log), (0, 13 * SECOND, 10_000))
     assert {each.data_version for each in again.answers()} == {again.version}
