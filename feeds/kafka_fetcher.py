@@ -1,11 +1,12 @@
 """Fetches messages from Kafka, also past what aiokafka cannot read."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from feeds.kafka_batches import Damaged
 from feeds.kafka_client import has_stopped_fetching
@@ -57,8 +58,9 @@ class KafkaFetcher:
         if not fetched and has_stopped_fetching(consumer) and not self._stop.is_set():
             raise KafkaError("the client has stopped fetching")
         if fetched and self._max_records > 1:
-            for partition, more in (await consumer.getmany(max_records=self._max_records - 1)).items():
-                fetched.setdefault(partition, []).extend(more)
+            with contextlib.suppress(OffsetOutOfRangeError):  # of another partition; it comes again
+                for partition, more in (await consumer.getmany(max_records=self._max_records - 1)).items():
+                    fetched.setdefault(partition, []).extend(more)
         return {partition: self.messages(partition, records) for partition, records in fetched.items()}
 
     async def _fetch_carefully(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, 
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
 
 from feeds.kafka_client import Clients, partitions_of
 from feeds.kafka_fetcher import Fetched, KafkaFetcher
@@ -103,6 +104,8 @@ class KafkaFollower:
         """Follow these, too. Nothing of them is read before `allow`."""
         async with self._changing:
             await self._reader.change(new=partitions)
+            for partition in partitions:  # whoever gives up on the way leaves none without a position
+                self.consumer.seek(partition, 0)
             for partition in partitions:
                 await place(self.consumer, partition)
                 self._limits[partition] = 0
@@ -121,7 +124,7 @@ class KafkaFollower:
     async def read(self, wait_s: float) -> dict[TopicPartition, list[Any]]:
         """Records below the limits, in order, at most ``max_records``; empty after a pause without any.
 
-        ``wait_s`` 0: only those that the client has already.
+        ``wait_s`` 0: only those that the client has already. Raises OffsetOutOfRangeError: `go_on`.
         """
         found: dict[TopicPartition, list[Any]] = {}
         if not self._changing.locked():
@@ -139,7 +142,12 @@ class KafkaFollower:
             if most <= 0:
                 continue
             options = {"timeout_ms": timeout_ms, "max_records": most}
-            records = await read_one(self.consumer, partition, position, **options)
+            try:
+                records = await read_one(self.consumer, partition, position, **options)
+            except OffsetOutOfRangeError:
+                if found:  # it comes again
+                    break
+                raise
             kept = [each for each in records if first_offset(each) < limit]
             if len(kept) < len(records):  # offsets are missing, such as those of marks of transactions
                 self.consumer.seek(partition, limit)
@@ -147,6 +155,11 @@ class KafkaFollower:
                 found[partition] = kept
                 room -= len(kept)
         return found
+
+    async def go_on(self, start: KafkaStart) -> None:
+        """Read on where the logs have records: see `KafkaStart.go_on`."""
+        async with self._changing, asyncio.timeout(PLACE_S):
+            await start.go_on(self.consumer, self.partitions)
 
     async def behind(self) -> dict[TopicPartition, tuple[int, int]]:
         """By partition, the next offset to read, and its limit."""
@@ -198,7 +211,11 @@ class WarmUps:
         if self._follower is None or (listener is not None and not listener.is_level()):
             await asyncio.sleep(wait_s)
             return {}
-        read = await self._follower.read(wait_s)
+        try:
+            read = await self._follower.read(wait_s)
+        except OffsetOutOfRangeError:
+            await self._follower.go_on(self._start)
+            return {}
         fetched = {partition: self._fetcher.messages(partition, items) for partition, items in read.items()}
         self._positions.note_times(fetched)
         return fetched
@@ -226,10 +243,15 @@ class WarmUps:
                 with not_counted(limit):
                     wanted = await member.listener.follows(moved)
 
-            async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
-                await self._start.resume(reading, partition, moved[partition].offset, wanted.get(partition))
+            new = [each for each in moved if each not in follower]
+            # whose it is has not heard yet that its log may end before what it has committed
+            ends = await follower.consumer.end_offsets(new)
 
-            if new := [each for each in moved if each not in follower]:
+            async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+                committed = min(moved[partition].offset, ends[partition])
+                await self._start.resume(reading, partition, committed, wanted.get(partition))
+
+            if new:
                 await follower.add(new, place)
             follower.allow({partition: point.offset for partition, point in moved.items()})
             self._followed |= moved

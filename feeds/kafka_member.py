@@ -299,6 +299,12 @@ class KafkaMember:
             await self._before_serving()
         stored = {} if self._group is None else await self.committed(consumer, new)
         points = {p: stored.get(p, CommitPoint(0)) for p in new}
+        ends = await follower.consumer.end_offsets([p for p in new if p in stored])
+        for p in self._start.beyond({p: (points[p].offset, end) for p, end in ends.items()}):
+            points[p] = CommitPoint(0, points[p].state)
+        stored = {p: point for p, point in stored.items() if points[TopicPartition(*p)] is point}
+        if self.listener is not None:
+            self.listener.truncated([tuple(p) for p in self._start.truncated.intersection(new)])
         if self._progress is not None:
             self._progress.note(points)
         # of these, others have committed more since they were placed here in vain

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Set
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
 
 from feeds.kafka_client import Clients
 from feeds.kafka_fetcher import Fetched, KafkaFetcher
@@ -72,7 +73,13 @@ class KafkaReading:
         fetched: Fetched = {}
         consumer, partitions = self.reader and self.reader.consumer, self.partitions
         if partitions:
-            found = await self._fetcher.fetch(consumer, self._positions.reached, waits=not self._warms)
+            try:
+                found = await self._fetcher.fetch(consumer, self._positions.reached, waits=not self._warms)
+            except OffsetOutOfRangeError:
+                found = {}
+                async with asyncio.timeout(PLACE_S):
+                    for partition, start in (await self._start.go_on(consumer, partitions)).items():
+                        self._positions.begin(partition, start)
             async with asyncio.timeout(PLACE_S):
                 fetched = await self._start.skip(consumer, found)
             self._positions.note(fetched)
@@ -108,11 +115,11 @@ class KafkaReading:
                 return
             self.reader = PartitionReader(opened)
         await self.reader.change(new=starts)
+        for partition, found in starts.items():
+            self.reader.consumer.seek(partition, found.start)
         if self._member.rejoined:  # some may be somebody else's again
             await self.reader.change(gone=starts)
             return
-        for partition, found in starts.items():
-            self.reader.consumer.seek(partition, found.start)
         self.reader.pause(self._paused)
         self._member.begin(starts)
         self._commits_next = True

@@ -191,6 +191,11 @@ class KafkaSource:
         return self._start.skipped
 
     @property
+    def deleted(self) -> Mapping[Partition, int]:
+        """See `SeekingSource`."""
+        return self._start.deleted
+
+    @property
     def moved(self) -> int:
         """See `SeekingSource`."""
         return self._member.moved
@@ -433,7 +438,7 @@ def _client_settings(
     found = {
         "bootstrap_servers": bootstrap,
         "group_id": group,
-        "auto_offset_reset": "earliest",
+        "auto_offset_reset": "none",  # what is not there any more is told
         "enable_auto_commit": False,
         "isolation_level": "read_committed",
         # A member fetches nothing, and is one all the same.

@@ -1,10 +1,11 @@
 """Where a partition is begun, and what is skipped of one that is far behind."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from feeds.kafka_client import broker_time_ms
 from feeds.kafka_fetcher import Fetched
@@ -21,11 +22,16 @@ StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
 
 class KafkaStart:
-    """``start_at``: see `KafkaSource`. ``skipped``: offsets skipped so far, by partition."""
+    """``start_at``: see `KafkaSource`. ``skipped``, ``deleted``: see `SeekingSource`."""
 
     def __init__(self, name: str, start_at: StartAt, has_group: bool, clock_ns: Callable[[], int]) -> None:
         self._name, self._start_at, self._has_group, self._clock_ns = name, start_at, has_group, clock_ns
         self.skipped: dict[Partition, int] = {}
+        self.deleted: dict[Partition, int] = {}
+        self._deleted_to: dict[TopicPartition, int] = {}
+        """Up to where they were told."""
+        self.truncated: set[TopicPartition] = set()
+        """Their logs end before what was read of them: they are to begin again."""
         self._span_ns, self._skips, self._few = 0, False, READ_WHOLE
         self._began = False
         self._floor: dict[TopicPartition, int] = {}
@@ -78,7 +84,60 @@ class KafkaStart:
             consumer.seek(partition, await _offset_at(consumer, partition, self._start_at))
         if self.again:
             self._asked_for.add(partition)
-        return int(await consumer.position(partition))
+        start = int(await consumer.position(partition))
+        self.truncated.discard(partition)
+        if self.resumes and committed is not None:
+            self._note_deleted(partition, committed, start)
+        return start
+
+    def beyond(self, found: Mapping[TopicPartition, tuple[int, int]]) -> list[TopicPartition]:
+        """Of these committed offsets and ends, the partitions whose log ends before: it is read anew."""
+        beyond = [partition for partition, (committed, end) in found.items() if committed > end]
+        for partition in beyond:
+            self._note_truncated(partition, *found[partition])
+        return beyond
+
+    async def go_on(
+        self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Seek to the first offset that is left, where what was to be read next is deleted. Returns those.
+
+        Raises KafkaError where a log ends before it: all is to begin again.
+        """
+        begins = await consumer.beginning_offsets(partitions)
+        ends = await consumer.end_offsets(partitions)
+        at = {partition: await consumer.position(partition) for partition in partitions}
+        moved = {partition: begin for partition, begin in begins.items() if at[partition] < begin}
+        for partition, begin in moved.items():
+            self._note_deleted(partition, at[partition], begin)
+            consumer.seek(partition, begin)
+        if truncated := [partition for partition in partitions if at[partition] > ends[partition]]:
+            for partition in truncated:
+                self._note_truncated(partition, at[partition], ends[partition])
+            raise KafkaError("logs end before what was read")
+        return moved
+
+    def _note_deleted(self, partition: TopicPartition, first: int, begin: int) -> None:
+        first = max(first, self._deleted_to.get(partition, 0))
+        if first < begin:
+            self._deleted_to[partition] = begin
+            self.deleted[partition] = self.deleted.get(partition, 0) + begin - first
+            log.error(
+                "%s: offsets %d to %d of %s/%d were deleted before they were read",
+                self._name, first, begin - 1, *partition,
+            )  # fmt: skip
+
+    def _note_truncated(self, partition: TopicPartition, offset: int, end: int) -> None:
+        """How much is lost is not known: it counts as one."""
+        self._deleted_to.pop(partition, None)
+        if partition not in self.truncated:
+            self.truncated.add(partition)
+            self.deleted[partition] = self.deleted.get(partition, 0) + 1
+            log.error(
+                "%s: %s/%d ends at offset %d, before offset %d, up to which it was read: it was truncated, "
+                "or deleted and made again",
+                self._name, *partition, end, offset,
+            )  # fmt: skip
 
     async def resume(
         self,

@@ -187,6 +187,10 @@ class SeekingSource(Protocol):
         """Offsets skipped so far, by partition."""
 
     @property
+    def deleted(self) -> Mapping[Partition, int]:
+        """Offsets that were deleted before they were read, so far, by partition."""
+
+    @property
     def moved(self) -> int:
         """Partitions that went elsewhere."""
 
@@ -230,6 +234,9 @@ class RebalanceListener(Protocol):
         """What to store before anything of these partitions, which come, is answered: with what is stored,
         who answers. Before `on_assigned`; empty where that may wait for the first answers.
         """
+
+    def truncated(self, partitions: Collection[Partition]) -> None:
+        """The logs of these partitions, which come, end before what was read: their offsets come again."""
 
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.

@@ -442,7 +442,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_lost_upstream_total",
-        "Records missing from a feed's numbering. Worry at any increase: data was lost before this daemon.",
+        "Records missing from a feed's numbering, and offsets that Kafka deleted before they were read. "
+        "Worry at any increase: data was lost before this daemon.",
         "source",
     ),
     _counter(

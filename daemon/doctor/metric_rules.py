@@ -89,6 +89,10 @@ _HERE = "operations.md"
 _LOG = "read the log, which names it", f"{_HERE}#when-a-part-of-the-daemon-ends"
 _DEFECT = "report it with `foretick dump`", f"{_HERE}#doctor"
 _ENGINE = "find in the log why it ended: memory, the GPU, a hung pass", f"{_HERE}#when-the-engine-dies"
+_LOST = (
+    "compare with `foretick feed inspect`; the log names offsets that Kafka deleted unread",
+    f"{_HERE}#when-kafka-has-deleted-what-was-not-read",
+)
 _SOURCE = "read the log, which says why", f"{_HERE}#several-sources"
 _LOAD = "see `foretick plan`: fewer sessions, longer bars, or another daemon", f"{_HERE}#too-much-data"
 _POOL = "raise pool.blocks, or set pool.host_blocks", f"{_HERE}#sizing-the-pool"
@@ -125,7 +129,7 @@ RULES = (
     Rule("source_failures_total", "rises", 0, _SOURCE),
     Rule("source_times_unknown_total", "rises", 0, _SOURCE),
     Rule("schema_requests_failed_total", "rises", 0, ("look at the registry", "formats.md#schemas")),
-    Rule("records_lost_upstream_total", "above", 0, ("compare with `foretick feed inspect`", "quality.md")),
+    Rule("records_lost_upstream_total", "above", 0, _LOST),
     Rule("records_malformed_total", "rises", 0, _DLQ),
     Rule("records_refused_total", "rises", 0, _DLQ),
     Rule("dead_letters_total", "rises", 0, _DLQ),

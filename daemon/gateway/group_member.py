@@ -172,6 +172,11 @@ class GroupMember:
             return {}
         return {partition: self._progress.claim(point) for partition, point in stored.items()}
 
+    def truncated(self, partitions: Collection[Partition]) -> None:
+        """What comes at offsets that were read before is new."""
+        for partition in partitions:
+            self._checkpoint.rewind(partition)
+
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Where to begin: at what is missing from windows, where that is known.
 

@@ -1,10 +1,12 @@
 """The counters of one source's intake, and those that follow the source's own totals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from daemon.gateway.checkpoint.offsets import Stream
 from feeds.source import SeekingSource, Source
 from metrics.store import CounterHandle, MetricStore
+
+SKIPPED, LOST = "foretick_records_skipped_total", "foretick_records_lost_upstream_total"
 
 
 class IntakeCounters:
@@ -18,12 +20,12 @@ class IntakeCounters:
         self._source, self._store = source, store
         self._of_session: dict[str, CounterHandle] = {}
         self._seeking = source if isinstance(source, SeekingSource) else None
-        self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=name)
+        self._lost = store.growth(LOST, source.lost, source=name)
         self._unknown_times = store.growth("foretick_source_times_unknown_total", self._timeless, source=name)
         self._breaks = store.growth("foretick_source_breaks_total", self._breaks_so_far, source=name)
         moved = self._seeking.moved if self._seeking else 0
         self._moved = store.growth("foretick_partitions_moved_total", moved, source=name)
-        self._jumped = dict(self._seeking.skipped) if self._seeking else {}
+        self._jumped = {metric: dict(totals) for metric, totals in self._jumps.items()}
 
     def passed_to(self, session: str) -> CounterHandle:
         """The counter of the records that are passed to a session."""
@@ -45,13 +47,20 @@ class IntakeCounters:
         broke = self._breaks.update(self._breaks_so_far)
         return bool(self._lost.update(self._source.lost) or broke)
 
-    def jumps(self) -> Iterator[tuple[Stream, int]]:
-        """Streams in which the source skipped offsets since the last call, and how many."""
-        for stream, total in (self._seeking.skipped if self._seeking else {}).items():
-            skipped = total - self._jumped.get(stream, 0)
-            if skipped:
-                self._jumped[stream] = total
-                yield stream, skipped
+    def jumps(self) -> Iterator[tuple[Stream, int, str]]:
+        """Streams in which offsets were not read since the last call, how many, and the metric of those."""
+        for metric, totals in self._jumps.items():
+            for stream, total in totals.items():
+                unread = total - self._jumped[metric].get(stream, 0)
+                if unread:
+                    self._jumped[metric][stream] = total
+                    yield stream, unread, metric
+
+    @property
+    def _jumps(self) -> Mapping[str, Mapping[Stream, int]]:
+        if self._seeking is None:
+            return {}
+        return {SKIPPED: self._seeking.skipped, LOST: self._seeking.deleted}
 
     @property
     def _breaks_so_far(self) -> int:

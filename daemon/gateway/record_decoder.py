@@ -24,7 +24,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.dead_letters import unreadable
 from daemon.gateway.discovery import Discoverer, Discovery
 from daemon.gateway.gap_flags import GapFlags
-from daemon.gateway.intake_counters import IntakeCounters
+from daemon.gateway.intake_counters import SKIPPED, IntakeCounters
 from daemon.gateway.originals import Originals
 from daemon.gateway.patterns import Unopened
 from daemon.gateway.record_links import RecordLinks
@@ -729,12 +729,12 @@ class RecordDecoder:
         """Count records missing upstream. Their symbols are unknown: flag every symbol's next record."""
         if self._counters.follow():
             self._gaps.note(self._routes.numbers.tolist())
-        for stream, skipped in self._counters.jumps():
-            self._note_jump(stream, skipped)
+        for stream, offsets, metric in self._counters.jumps():
+            self._note_jump(stream, offsets, metric)
 
-    def _note_jump(self, stream: Stream, offsets: int) -> None:
+    def _note_jump(self, stream: Stream, offsets: int, metric: str = SKIPPED) -> None:
         """Count offsets that are not read; each symbol's next record from the stream follows a gap."""
-        self._store.inc("foretick_records_skipped_total", offsets, source=self._source.name)
+        self._store.inc(metric, offsets, source=self._source.name)
         self._gaps.note_jump(stream, self._routes.numbers.tolist())
 
     def _note_refused(

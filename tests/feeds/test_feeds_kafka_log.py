@@ -40,6 +40,7 @@ class Notes:
         self.stored: dict[Partition, CommitPoint] = {}
         self.began: dict[Partition, int] = {}
         self.gone: list[Partition] = []
+        self.made_anew: list[Partition] = []
         self.got: list[Incoming] = []
         self.followed: dict[Partition, CommitPoint] = {}
         self.came: dict[Partition, bool] = {}
@@ -52,6 +53,9 @@ class Notes:
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         self.stored.update(stored)
         return self.begin
+
+    def truncated(self, partitions: Collection[Partition]) -> None:
+        self.made_anew += partitions
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> set[Partition]:
         return {

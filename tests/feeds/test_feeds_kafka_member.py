@@ -146,11 +146,17 @@ class Follower:
 
     def __init__(self) -> None:
         self.consumer: Any = SimpleNamespace(
-            beginning_offsets=self._begin, position=self._position, seek=lambda partition, offset: None
+            beginning_offsets=self._begin,
+            end_offsets=self._end,
+            position=self._position,
+            seek=lambda partition, offset: None,
         )
 
     async def _begin(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
+
+    async def _end(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, 180)
 
     async def _position(self, partition: TopicPartition) -> int:
         return 5

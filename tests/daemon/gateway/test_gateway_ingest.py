@@ -556,12 +556,22 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
 
 
 @pytest.mark.parametrize("size", [1, 64], ids=["one by one", "many"])
-async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_counted(rig, size):
+@pytest.mark.parametrize(
+    ("total", "metric"),
+    [
+        ("skipped", "foretick_records_skipped_total"),
+        ("deleted", "foretick_records_lost_upstream_total"),
+    ],
+)
+async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_counted(
+    rig, size, total, metric
+):
     """A session that reads another partition has no gap; one that never comes again has none to show."""
     r = rig(capacity=256)
 
     class Jumping(QueueSource):
         skipped: ClassVar[dict[tuple[str, int], int]] = {STREAM: 7}
+        deleted: ClassVar[dict[tuple[str, int], int]] = {STREAM: 7}
         moved = 2
 
         def set_retention(self, span_ns: int, skips: bool) -> None: ...
@@ -576,7 +586,7 @@ async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_
         r.dead_letters.append,
         **limits(),
     )
-    source.skipped = {STREAM: 5007}
+    setattr(source, total, {STREAM: 5007})
     source.moved = 3
     messages = [incoming(good(n), n, partition=0) for n in range(32)]
     others = [incoming(good(n, "V:BBB"), n, partition=1) for n in range(32)]
@@ -585,7 +595,9 @@ async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_
     source.end()
     await asyncio.wait_for(ingest.run(), 20)
     assert np.flatnonzero(r.popped()["flags"] & FLAG_GAP).tolist() == [0]
-    assert r.count("foretick_records_skipped_total", source="test") == 5000
+    both_metrics = ("foretick_records_skipped_total", "foretick_records_lost_upstream_total")
+    counted = {each: r.count(each, source="test") for each in both_metrics}
+    assert counted == {**dict.fromkeys(both_metrics, 0), metric: 5000}
     assert r.count("foretick_partitions_moved_total", source="test") == 1
 
 
