@@ -135,7 +135,7 @@ class KafkaFollower:
         return found
 
     async def _read(self, timeout_ms: int) -> dict[TopicPartition, list[Any]]:
-        found, room = {}, self._max_records
+        found, room = dict[TopicPartition, list[Any]](), self._max_records
         for partition, limit in self._limits.items():
             position = await self.consumer.position(partition)
             most = min(room, limit - position)

@@ -4,10 +4,13 @@ import asyncio
 import logging
 
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.errors import OffsetOutOfRangeError
 
+from feeds.kafka_follower import KafkaFollower
 from feeds.kafka_source import KafkaSource
+from feeds.kafka_start import KafkaStart
 from feeds.mock_broker import MockBroker
 from feeds.source import CommitPoint, Incoming
 from tests.feeds.test_feeds_kafka_log import Notes
@@ -159,6 +162,52 @@ async def test_one_partition_loses_records_and_the_others_are_read_on(
 
 
 @pytest.mark.kafka
+async def test_what_is_deleted_before_it_was_read_behind_its_owner_is_told(
+    real: KafkaClients, told: pytest.LogCaptureFixture
+) -> None:
+    """What was read of the other partition meanwhile is not lost by that."""
+    both = one, other = TopicPartition(real.topic, 0), TopicPartition(real.topic, 1)
+    start = KafkaStart("in", "committed", True, lambda: 0)
+    options = {"auto_offset_reset": "none", "fetch_max_wait_ms": 20}
+    consumer = AIOKafkaConsumer(bootstrap_servers=real.bootstrap, **options)
+    await consumer.start()
+    follower = KafkaFollower(consumer, 100)
+    got: dict[TopicPartition, list[int]] = {one: [], other: []}
+
+    async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+        await asyncio.sleep(0.3)  # the client looks for positions that it lacks
+        await start.resume(reading, partition, 0, None)
+
+    async def read_up_to(limit: int) -> None:
+        follower.allow({one: limit, other: limit})
+        async with asyncio.timeout(60):
+            while any(at < limit for at, _ in (await follower.behind()).values()):
+                try:
+                    found = await follower.read(0.01)
+                except OffsetOutOfRangeError:
+                    await follower.go_on(start)
+                    continue
+                for partition, records in found.items():
+                    got[partition] += [record.offset for record in records]
+
+    for partition in both:
+        await write(real, 5, partition.partition)
+    await follower.add(both, place)
+    await read_up_to(5)
+    consumer.pause(*both)
+    await asyncio.sleep(1.0)  # a fetch may be under way
+    for partition in both:
+        await write(real, 5, partition.partition)
+    await delete(real, 0, before=8)
+    consumer.resume(*both)
+    await read_up_to(10)
+    await consumer.stop()
+    assert got == {one: [*range(5), 8, 9], other: list(range(10))}
+    assert start.deleted == {(real.topic, 0): 3}
+    assert told.text.count(f"offsets 5 to 7 of {real.topic}/0 {DELETED}") == 1
+
+
+@pytest.mark.kafka
 async def test_deleted_marks_of_transactions_and_what_was_read_are_no_loss(
     real: KafkaClients, told: pytest.LogCaptureFixture
 ) -> None:
@@ -242,12 +291,12 @@ async def test_a_topic_that_is_made_again_while_it_is_read_is_told_and_read_whol
     real: KafkaClients, told: pytest.LogCaptureFixture
 ) -> None:
     source = real.source(real.topic, poll_ms=50)
-    notes = Notes(source, "")
+    notes = Notes(source, "", commits=False)
     await source.start()
     real.run(notes.read())
     await write(real, 10)
     await until(lambda: len(notes.got) == 10)
-    assert await notes.commit()
+    await source.commit({(real.topic, 0): CommitPoint(10)})
     admin = AIOKafkaAdminClient(bootstrap_servers=real.bootstrap)
     await admin.start()
     await admin.delete_topics([real.topic])
