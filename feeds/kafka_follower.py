@@ -244,7 +244,7 @@ class WarmUps:
                     wanted = await member.listener.follows(moved)
 
             new = [each for each in moved if each not in follower]
-            # whose it is has not heard yet that its log may end before what it has committed
+            # a log may end before what its owner has committed: see `KafkaStart.beyond`
             ends = await follower.consumer.end_offsets(new)
 
             async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:

@@ -438,7 +438,7 @@ def _client_settings(
     found = {
         "bootstrap_servers": bootstrap,
         "group_id": group,
-        "auto_offset_reset": "none",  # what is not there any more is told
+        "auto_offset_reset": "none",  # see `KafkaStart.go_on`
         "enable_auto_commit": False,
         "isolation_level": "read_committed",
         # A member fetches nothing, and is one all the same.

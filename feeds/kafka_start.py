@@ -91,7 +91,7 @@ class KafkaStart:
         return start
 
     def beyond(self, found: Mapping[TopicPartition, tuple[int, int]]) -> list[TopicPartition]:
-        """Of these committed offsets and ends, the partitions whose log ends before: it is read anew."""
+        """Of these committed offsets and ends, the partitions whose log ends before: read it whole."""
         beyond = [partition for partition, (committed, end) in found.items() if committed > end]
         for partition in beyond:
             self._note_truncated(partition, *found[partition])

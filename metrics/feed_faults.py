@@ -99,7 +99,7 @@ SILENT = FaultKind(
 ELSEWHERE: tuple[FaultKind, ...] = (
     FaultKind(
         "gap",
-        "a number is missing from the venue's, offsets were skipped, or a connection broke",
+        "a number is missing from the venue's, offsets were skipped or deleted unread, or a connection broke",
         outcome="flag",
         flag="gap",
         metric="foretick_records_lost_upstream_total{source}",
