@@ -416,6 +416,24 @@ async def test_a_partition_that_comes_back_unanswered_begins_again_in_another_ep
     assert (rig.progress.epoch, rig.progress.number("aaa")) == (epoch + 1, number)
 
 
+async def test_offsets_of_a_truncated_log_are_read_and_committed_again() -> None:
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.listener.begins(P, 100)
+    rig.tracker.passed_on("aaa", P, [119])
+    rig.log.listener.on_revoked([P])
+    rig.log.points[P] = CommitPoint(0, told("aaa"))
+    rig.log.listener.truncated([P])
+    await rig.assign()
+    rig.log.listener.begins(P, 0)
+    assert not rig.tracker.repeats(P, 0)
+    assert not rig.tracker.is_stored(P, 0)
+    rig.tracker.passed_on("aaa", P, [0, 1, 2])
+    rig.tracker.acknowledge("aaa", P, 2)
+    assert rig.tracker.to_commit()[P].offset == 2
+
+
 @pytest.mark.parametrize(
     ("place", "begin"),
     [(110, {P: StartPosition(110, lookback_end=300)}), (None, {P: StartPosition(300, lookback_end=300)})],
