@@ -215,7 +215,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """One standing question's answer; the gateway adds input offsets, and ages from its version's ``times``.
 
     ``asked``: answers and failures that this version has in all. ``logits``: of its choices. ``passes``: when
-    the engine did it.
+    the engine did it. ``engine_used``: see `flash.budgets`.
     """
 
     answer: Answer
@@ -224,6 +224,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     asked: int
     logits: tuple[float, ...] = ()
     passes: Passes = Passes()
+    engine_used: float = 0.0
 
 
 class Repeated(msgspec.Struct, frozen=True, tag="repeated"):

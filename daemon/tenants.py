@@ -31,6 +31,7 @@ class Tenant:
     weight: float = 1.0
     requests_per_second: float = 0.0
     tokens_per_minute: int = 0
+    engine_share: float = 0.0
     max_prompts: int = 0
     max_listeners: int = 0
     operator: bool = False

@@ -133,6 +133,10 @@ class Judged(NamedTuple):
     choice_set: tuple[str, ...]
     abstained: bool
     """The probability is below what the session asks for."""
+    act: bool | None = None
+    """Whether to act on it; None where its question has no `max_error`."""
+    abstain_reason: str | None = None
+    """Why not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,11 +209,16 @@ class _Session:
         self.gap |= gap
 
     def due(
-        self, standing: Sequence[Standing], as_of: int, replaced: Sequence[_Evaluation]
+        self,
+        standing: Sequence[Standing],
+        as_of: int,
+        replaced: Sequence[_Evaluation],
+        may_ask: Callable[[Standing], bool],
     ) -> list[Standing]:
-        """The questions to ask now: none, or those due and those of ``replaced`` evaluations."""
+        """The questions to ask now: none, or those due that ``may`` be asked, and those of ``replaced``."""
         now = DataVersion(self.bars, as_of)
-        due = {item.key for item in standing if is_due(item.question, now, self.asked.get(item.key))}
+        asked = self.asked
+        due = {e.key for e in standing if is_due(e.question, now, asked.get(e.key)) and may_ask(e)}
         if not due:
             return []
         due |= {ask.item.key for each in replaced for ask in each.asks}
@@ -294,7 +299,7 @@ class FlashEvaluator(Generic[P]):
     received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass. A
     version of payloads that are history is asked nothing: its answers were given by an earlier engine; nor is
     one whose newest payload is held. `on_idle` gets each session that has a version and nothing left to
-    answer.
+    answer. A question that `may_ask` refuses is due again at the next version.
     """
 
     def __init__(
@@ -311,6 +316,7 @@ class FlashEvaluator(Generic[P]):
         is_history: Callable[[P], bool] = lambda payload: False,
         is_held: Callable[[P], bool] = lambda payload: False,
         on_idle: Callable[[str], None] = lambda session: None,
+        may_ask: Callable[[Standing], bool] = lambda item: True,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
@@ -318,6 +324,7 @@ class FlashEvaluator(Generic[P]):
         self._has_gap, self._tokens_of = has_gap, tokens_of
         self._received_ns, self._pass_ns = received_ns, pass_ns
         self._is_history, self._is_held, self._on_idle = is_history, is_held, on_idle
+        self._may_ask = may_ask
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -338,7 +345,7 @@ class FlashEvaluator(Generic[P]):
             return
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
         held = self._is_held(payloads[-1])
-        due = [] if held else session.due(standing, records[-1].ts_event, replaced)
+        due = [] if held else session.due(standing, records[-1].ts_event, replaced, self._may_ask)
         if all(map(self._is_history, payloads)):
             if due:
                 session.pass_gap()

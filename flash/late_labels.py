@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from flash.acting import ActDecision, SessionActingState
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
 
 
@@ -26,12 +27,16 @@ class LabelError(ValueError):
 
 
 class JudgedAnswer(NamedTuple):
-    """An answer as it was judged: ``logits`` of the choices in order, and the number of the ``given`` one."""
+    """An answer as it was judged: ``logits`` of the choices in order, and the number of the ``given`` one.
+
+    ``decided``: whether it was to be acted on; None where its question has no `max_error`.
+    """
 
     fitted: QuestionCalibration
     logits: tuple[float, ...]
     given: int
     choice_set: tuple[str, ...]
+    decided: ActDecision | None = None
 
 
 class Labelled(NamedTuple):
@@ -45,10 +50,14 @@ class Labelled(NamedTuple):
 
 
 class AdaptationState(msgspec.Struct, frozen=True):
-    """The coverage asked for by the hash of each labelled question, and the ``target`` that it is to keep."""
+    """The coverage asked for by the hash of each labelled question, and the ``target`` that it is to keep.
+
+    ``acting``: what labels tell of acting on answers.
+    """
 
     target: float
     asked: dict[str, float]
+    acting: SessionActingState = SessionActingState()
 
 
 class WaitingAnswer(msgspec.Struct, frozen=True):
@@ -62,6 +71,7 @@ class WaitingAnswer(msgspec.Struct, frozen=True):
     logits: tuple[float, ...]
     given: int
     choice_set: tuple[str, ...]
+    decided: ActDecision | None = None
 
 
 class LateLabels:

@@ -2,7 +2,8 @@
 
 Policies: ``always``; ``changed``, where the text differs from the last published one; ``confident``, at the
 least probability, or logit gap where nothing is calibrated; ``crossed``, where a number is on the other side
-of a level; ``every`` n-th data version. What compares with an earlier answer publishes the first one.
+of a level; ``every`` n-th data version; ``never``: asks get them alone. What compares with
+an earlier answer publishes the first one.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 from flash.question import Question
 from flash.schedules import is_late
 
-Suppressed = Literal["late", "unchanged", "low_confidence", "not_crossed", "not_due"]
+Suppressed = Literal["late", "unchanged", "low_confidence", "not_crossed", "not_due", "never"]
 """Why an answer is not published."""
 
 
@@ -42,6 +43,8 @@ def suppressed(question: Question, said: PublishedValue, last: PublishedValue | 
             return "not_crossed"
         case "every" if last is not None and said.version < last.version + question.publish_every:
             return "not_due"
+        case "never":
+            return "never"
     return None
 
 

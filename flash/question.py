@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
+PublishWhen = Literal["always", "changed", "confident", "crossed", "every", "never"]
 """See `flash.publishing`."""
 AnswerForm = Literal["text", "number"]
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,18})?")
@@ -27,10 +27,13 @@ class Question:
     `confident`, `level` (decimal text) to `crossed`, `publish_every` (data versions) to `every`. It is asked
     every `ask_every_bars`, or every `ask_every_ns` of event time, and answered within `answer_within_ns` of
     the data's receipt or not at all (see `flash.schedules`). If it is `provisional`, it is asked behind the
-    open bars, too, which are no part of the tape.
+    open bars, too, which are no part of the tape. Of its answers that are marked `act`, at most the share
+    `max_error` is to be wrong (see `flash.acting`). It takes at most `engine_share` of the engine's time; 0:
+    any (see `flash.budgets`).
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
-    that crosses a level, for a `level` that is not a number, and for other numbers out of range.
+    that crosses a level, for a `level` that is not a number, and for other numbers out of range,
+    and for a `max_error` without choices or behind open bars.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Question:
     ask_every_ns: int = 0
     answer_within_ns: int = 0
     provisional: bool = False
+    max_error: float | None = None
+    engine_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
@@ -62,6 +67,11 @@ class Question:
             )
         if self.publish_when == "crossed" and self.choices is not None:
             raise ValueError(f"question {self.name!r}: only a number crosses a level: remove the choices")
+        if not 0 <= self.engine_share <= 1:
+            share = self.engine_share
+            raise ValueError(f"question {self.name!r}: engine_share must be from 0 to 1, not {share:g}")
+        if self.max_error is not None:
+            self._check_acting(self.max_error)
         if _DECIMAL.fullmatch(self.level) is None:
             raise ValueError(f"question {self.name!r}: level {self.level!r} is not a plain decimal number")
         if self.choices is not None:
@@ -72,6 +82,16 @@ class Question:
                 raise ValueError(
                     f"question {self.name!r}: the choices {twice} repeat; each must be different"
                 )
+
+    def _check_acting(self, error: float) -> None:
+        if not 0 < error < 0.5:
+            why = f"max_error must be above 0 and below 0.5, not {error:g}"
+            raise ValueError(f"question {self.name!r}: {why}")
+        if self.choices is None:
+            raise ValueError(f"question {self.name!r}: max_error needs choices: other answers have no label")
+        if self.provisional:
+            why = "answers behind open bars have no label: remove max_error or provisional"
+            raise ValueError(f"question {self.name!r}: {why}")
 
     @property
     def is_brief(self) -> bool:

@@ -11,7 +11,9 @@ from flash.question import Prepare, PreparedQuestion, Question
 class BadQuestion(ValueError):
     """A question that cannot be registered; the message says why. ``member``: the invalid member."""
 
-    def __init__(self, message: str, member: Literal["name", "text", "choices"] = "choices") -> None:
+    def __init__(
+        self, message: str, member: Literal["name", "text", "choices", "max_error"] = "choices"
+    ) -> None:
         super().__init__(message)
         self.member = member
 

@@ -81,12 +81,14 @@ EMPTY: tuple[str, ...] = ("tombstone", "empty")
 # What became of an attempt to send a signal, or of a signal that is not sent any more.
 WEBHOOKS: tuple[str, ...] = ("delivered", "failed", "given_up", "dropped")
 SIGNALS: tuple[str, ...] = ("fired", "suppressed")
+ABSTAINED: tuple[str, ...] = ("low_confidence", "few_labels", "error_budget")
 # Why a question got no answer.
 SUPPRESSED: tuple[str, ...] = (
     "unchanged",
     "low_confidence",
     "not_crossed",
     "not_due",
+    "never",
     "late",
     "skipped",
     "superseded",
@@ -557,6 +559,35 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
+        "foretick_standing_engine_seconds_total",
+        "Time of the engine that answers to standing questions took: of each pass, by their tokens.",
+        "session",
+    ),
+    _counter(
+        "foretick_over_budget_total",
+        "Standing questions that skipped a data version because their engine_share was used up. Worry when "
+        "it grows and the question matters.",
+        "session",
+    ),
+    _counter(
+        "foretick_frequent_changes_total",
+        "Ad hoc questions that became standing ones, that ended as such, and that were refused. Worry when "
+        "both of the first grow: they come and go, and flash.standing_window is short.",
+        outcome=("standing", "ended", "refused"),
+    ),
+    _counter(
+        "foretick_acted_total",
+        "Answers to act on, of questions with a max_error.",
+        "session",
+    ),
+    _counter(
+        "foretick_act_abstained_total",
+        "Answers not to act on, of questions with a max_error, by reason. Worry when few_labels stays, which "
+        "says that labels do not come, or error_budget grows: the market is unlike what the labels were of.",
+        "session",
+        reason=ABSTAINED,
+    ),
+    _counter(
         "foretick_asks_total",
         "Ad-hoc questions, by the tier that answered, or by error.",
         outcome=OUTCOMES,
@@ -641,14 +672,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_tenant_requests_total",
-        "Requests of each tenant: admitted, or refused for its rate, its tokens, or because only operators "
-        "may. Local is every program of this machine where there are no tenants.",
+        "Requests of each tenant: admitted, or refused for its rate, its tokens, its share of the engine's "
+        "time, or because only operators may. Local is every program of this machine where there are no "
+        "tenants.",
         "tenant",
-        outcome=("admitted", "rate", "tokens", "forbidden"),
+        outcome=("admitted", "rate", "tokens", "engine", "forbidden"),
     ),
     _counter(
         "foretick_tenant_tokens_total",
         "Prompt and answer tokens that were computed for each tenant's own prompts.",
+        "tenant",
+    ),
+    _counter(
+        "foretick_tenant_engine_seconds_total",
+        "Time of the engine that each tenant's asks and prompts took: of each pass, by their tokens.",
         "tenant",
     ),
     Metric(
@@ -868,6 +905,16 @@ METRICS: tuple[Metric, ...] = (
         "Largest coverage that labels make a question's choice sets ask for; 0 before the first label. Worry "
         "near 1: the sets hold every choice.",
         "session",
+    ),
+    _gauge(
+        "foretick_acted_error_ratio",
+        "Share wrong of the latest thousand labelled answers that were to be acted on, of the worst "
+        "question. Worry near max_error.",
+        "session",
+    ),
+    _gauge(
+        "foretick_frequent_questions",
+        "Ad hoc questions that are standing ones because they come often (flash.standing_after).",
     ),
     _gauge("foretick_data_version", "Latest data version.", "session"),
     _gauge(

@@ -188,6 +188,8 @@ class Request:
     """Tokens whose KV was moved to the host by preemption."""
     computed_tokens: int = 0
     """Once it has ended: tokens in KV that it had computed itself."""
+    engine_ns: int = 0
+    """Its part of the passes that it was in, by their tokens, ns."""
     drafts: Drafts = NO_DRAFTS
     _sampling: Sampling | None = None
     """How to draw the first token."""

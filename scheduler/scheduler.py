@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from engine.step import Executor, OutOfMemory, SampledToken
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken
 from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.tape import Tape
@@ -359,6 +359,7 @@ class Scheduler:
         tokens: Counter[PriorityClass] = Counter()
         for entry, chunk in zip(rows, chunks, strict=True):
             tokens[entry.work.cls] += len(chunk.tokens)
+        _attribute(rows, chunks, now - started)
         self._observer.batch(tokens, len(rows), now - started)
         return Executed(entries, rows, sampled, now)
 
@@ -427,3 +428,11 @@ class Scheduler:
         records = self._live.take(append, n)
         for on_commit in self._live.on_commit:
             call(partial(on_commit, append.tape, version, records))
+
+
+def _attribute(rows: Sequence[Entry], chunks: Sequence[Chunk], took_ns: int) -> None:
+    """Each request's part of a pass, by its tokens; a tape's own part belongs to no request."""
+    total = sum(len(chunk.tokens) for chunk in chunks)
+    for entry, chunk in zip(rows, chunks, strict=True):
+        if isinstance(entry.work, Request):
+            entry.work.engine_ns += took_ns * len(chunk.tokens) // total

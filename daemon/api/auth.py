@@ -5,15 +5,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from daemon.api.limits import TokenBucket
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of
 from metrics.store import CounterHandle, MetricStore
+from support.token_bucket import TokenBucket
 
 Transport = Literal["http", "websocket", "zeromq"]
 Reason = Literal["missing", "malformed", "unknown"]
 MAX_KEY_BYTES = 256
 LOCAL_LABEL, OTHER_LABEL = "local", "other"
+ENGINE_WINDOW_S = 10.0
+"""Seconds of its share of the engine that a tenant may take at once."""
+_LEAST_S = 1e-9
 
 
 def tenant_labels(tenants: Tenants) -> list[str]:
@@ -38,6 +41,7 @@ class Access:
         self._clock = clock
         self._requests: dict[str, TokenBucket] = {}
         self._tokens: dict[str, TokenBucket] = {}
+        self._engine: dict[str, TokenBucket] = {}
         self._counters: dict[tuple[str, str], CounterHandle] = {}
 
     @property
@@ -122,26 +126,36 @@ class Access:
             raise QueryError("forbidden", f"{what}: only operators may")
 
     def tokens(self, client: Client) -> None:
-        """Admit a request that will take tokens."""
-        tenant = client.tenant
-        if not tenant.tokens_per_minute:
-            return
-        wait_s = self._token_bucket(tenant).wait(self._clock())
-        if wait_s:
+        """Admit a request that will take tokens, and time of the engine."""
+        tenant, now = client.tenant, self._clock()
+        if tenant.tokens_per_minute and (wait_s := self._token_bucket(tenant).wait(now)):
             self._count(tenant, "tokens")
             raise QueryError("busy", f"this tenant has {tenant.tokens_per_minute} tokens a minute", wait_s)
+        if tenant.engine_share and (wait_s := self._engine_bucket(tenant).wait(now, _LEAST_S)):
+            self._count(tenant, "engine")
+            why = f"this tenant has {tenant.engine_share:.3g} of the engine's time, and has used it up"
+            raise QueryError("busy", why, wait_s)
 
-    def charge(self, client: Client, tokens: int) -> None:
-        """Charge it the tokens that were computed."""
+    def charge(self, client: Client, tokens: int, engine_ns: int = 0) -> None:
+        """Charge it the tokens that were computed, and the time of the engine that they took."""
         # the limits may have changed since the request began
         tenant = self.tenants.named(client.tenant.name) or client.tenant
         if tenant.tokens_per_minute:
             self._token_bucket(tenant).take(self._clock(), tokens)
         if tokens:
             self._store.inc("foretick_tenant_tokens_total", tokens, tenant=self._label(tenant))
+        if engine_ns and tenant.engine_share:
+            self._engine_bucket(tenant).take(self._clock(), engine_ns / 1e9)
+        if engine_ns:
+            label = self._label(tenant)
+            self._store.inc("foretick_tenant_engine_seconds_total", engine_ns, tenant=label)
 
     def _token_bucket(self, tenant: Tenant) -> TokenBucket:
         return self._bucket(self._tokens, tenant, tenant.tokens_per_minute / 60, tenant.tokens_per_minute)
+
+    def _engine_bucket(self, tenant: Tenant) -> TokenBucket:
+        share = tenant.engine_share
+        return self._bucket(self._engine, tenant, share, share * ENGINE_WINDOW_S)
 
     def _bucket(self, kept: dict[str, TokenBucket], tenant: Tenant, rate: float, burst: float) -> TokenBucket:
         """The tenant's bucket; another rate begins with a full one."""

@@ -191,7 +191,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
 
     ``metadata``: what other servers do not say of an answer, in compatible APIs the extension `foretick`.
     ``scores``: of a scored request, log probabilities of its choices, all up to one constant.
-    ``passes``: when the engine did it.
+    ``passes``: when the engine did it; ``engine_ns``: its part of the passes that it was in.
     """
 
     id: int
@@ -207,6 +207,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     stats: PromptStats | None = None
     scores: tuple[float, ...] = ()
     passes: Passes = Passes()
+    engine_ns: int = 0
 
     @property
     def computed_tokens(self) -> int:
@@ -215,12 +216,16 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Why the engine did not carry a command out, or not to its end. ``tokens``: computed for it."""
+    """Why the engine did not carry a command out, or not to its end.
+
+    ``tokens``: computed for it; ``engine_ns``: as of `Finished`.
+    """
 
     id: int
     code: Code
     message: str
     tokens: int = 0
+    engine_ns: int = 0
 
 
 class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):

@@ -173,6 +173,8 @@ class SetQuestion(_OfSession, frozen=True, tag="set_question"):
     ask_every_ns: Natural = 0
     answer_within_ns: Natural = 0
     provisional: bool = False
+    max_error: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
+    engine_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class RemoveQuestion(_OfSession, frozen=True, tag="remove_question"):
@@ -426,7 +428,8 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
-    `probability` and `choice_set` are those of an `Answer`; None where the question has no calibration.
+    `probability`, `choice_set` and `act` are those of an `Answer`; None where the question has no
+    calibration, and `act` where it has no `max_error`.
     `cached`: a standing question's answer, ready before the request. The flag `ready_exit` says that this is
     the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
     request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
@@ -493,7 +496,8 @@ class AnswersReply(_Reply, frozen=True, tag="answers_reply"):
 class QuestionInfo(msgspec.Struct, frozen=True):
     """A standing question; without choices its answer is text of at most ``max_tokens`` tokens.
 
-    ``paused``: it is not asked now.
+    ``engine_used``: of what `engine_share` lets it take at once, at its newest answer; above 1 it is not
+    asked. ``paused``: it is not asked now.
     """
 
     name: str
@@ -510,6 +514,9 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     ask_every_ns: int
     answer_within_ns: int
     provisional: bool = False
+    max_error: float | None = None
+    engine_share: float = 0.0
+    engine_used: float = 0.0
     paused: bool = False
 
 

@@ -118,7 +118,7 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer was read from, as in an answer of ours; null, and left out, without a session.
 
     ``x_probability`` is the calibrated one of the likeliest option, ``x_choice_set`` its conformal set, and
-    ``x_act`` whether that set has one option.
+    ``x_act`` whether to act on it: as the question's `max_error` says, else whether that set has one option.
     """
 
     x_session: str | None = None
@@ -302,7 +302,9 @@ def _answer(question: Question, done: Finished) -> NoulAnswer | ChoiceAnswer | S
 def _read(done: Finished) -> dict[str, Any]:
     """The members of a `_Read`."""
     found = done.metadata
-    act = None if found.choice_set is None else len(found.choice_set) == 1 and "abstained" not in found.flags
+    act = found.act
+    if act is None and found.choice_set is not None:
+        act = len(found.choice_set) == 1 and "abstained" not in found.flags
     own = {"session", "data_version", "as_of", "staleness_ns", "source_age_ns", "daemon_age_ns",
            "probability", "choice_set", "cached", "flags"}  # fmt: skip
     return {f"x_{name}": getattr(found, name) for name in own} | {"x_act": act}

@@ -17,9 +17,9 @@ from daemon.api.auth_middleware import PROTOCOL, client_of
 from daemon.api.connection_events import ConnectionEvents
 from daemon.api.events import Events
 from daemon.api.http_requests import Requests
-from daemon.api.limits import TokenBucket
 from daemon.api.messages import ClientRequest, ErrorReply, QueryError, Subscribe, Unsubscribe, request_id
 from feeds.decoding import Undecodable, decoded
+from support.token_bucket import TokenBucket
 
 MESSAGE_BYTES = 1 << 18
 MAX_IN_FLIGHT = 32

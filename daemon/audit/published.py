@@ -17,8 +17,8 @@ from feeds.source import Incoming, Partition
 
 COLUMNS = (
     "as_of", "session", "symbol", "question", "data_version", "text", "value", "choice", "probability",
-    "choice_set", "logit_gap", "flags", "model", "model_revision", "published_at", "staleness_ns",
-    "answer_id", "epoch", "sequence",
+    "choice_set", "act", "abstain_reason", "logit_gap", "flags", "model", "model_revision", "published_at",
+    "staleness_ns", "answer_id", "epoch", "sequence",
 )  # fmt: skip
 """Members of an answer, in the order of the table's columns; times are ns since 1970."""
 _TEXT_LISTS = ("choice_set", "flags")
@@ -123,13 +123,14 @@ def parquet_schema() -> Any:
 
     texts = (
         *("session", "symbol", "question", "text", "value", "choice"),
-        *("model", "model_revision", "answer_id"),
+        *("model", "model_revision", "answer_id", "abstain_reason"),
     )
     reals = ("probability", "logit_gap")
     kinds = {
         **dict.fromkeys(COLUMNS, pa.int64()),
         **dict.fromkeys(texts, pa.string()),
         **dict.fromkeys(reals, pa.float64()),
+        "act": pa.bool_(),
         **dict.fromkeys(_TEXT_LISTS, pa.list_(pa.string())),
         **dict.fromkeys(("as_of", "published_at"), pa.timestamp("ns", "UTC")),
     }

@@ -59,6 +59,8 @@ def shown(reply: AskReply, session: str) -> str:
     judged = ""
     if reply.probability is not None and reply.choice_set is not None:
         judged = f"probability {reply.probability:.3f}, choice set {{{', '.join(reply.choice_set)}}}, "
+    if reply.act is not None:
+        judged += "act, " if reply.act else f"do not act ({reply.abstain_reason}), "
     return (
         f"{reply.text}\n  {other}version {reply.data_version}, logit gap {reply.logit_gap:.3f}, {judged}"
         f"{reply.staleness_ns / 1e9:.3f} s since the event, {reply.latency_ns / 1e6:.2f} ms, "

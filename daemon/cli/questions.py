@@ -46,7 +46,7 @@ def key_options(function: Callable[..., None]) -> Callable[..., None]:
             function = click.option(
                 f"--{key.encode_name.replace('_', '-')}",
                 type=values or str,
-                default=str(key.default),
+                default="" if key.default is None else str(key.default),
                 show_default=True,
                 help=description(key.type),
             )(function)
@@ -65,7 +65,8 @@ def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint:
 
     It stays until the daemon ends or reads its configuration again. The options are keys of [[questions]].
     """
-    question = question_from({"name": name, "text": text, "choices": choices, **keys})
+    given = {key: value for key, value in keys.items() if value}
+    question = question_from({"name": name, "text": text, "choices": choices, **given})
     members = asdict(question) | {"choices": choices}
     _run(endpoint, lambda client: client.set_question(session, **members))
 

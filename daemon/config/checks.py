@@ -13,7 +13,15 @@ from daemon.config.answerable import refusal_of
 from daemon.config.by_model import by_model, key_of_file
 from daemon.config.errors import ConfigProblem
 from daemon.config.question_sets import SETS
-from daemon.config.schema import ALL, BarsConfig, Config, ModelConfig, SessionConfig, required_keys
+from daemon.config.schema import (
+    ALL,
+    BarsConfig,
+    Config,
+    ModelConfig,
+    QuestionConfig,
+    SessionConfig,
+    required_keys,
+)
 from daemon.config.signals import signal_problems, webhook_problems
 from daemon.config.standing import is_asked, refusal_by
 from daemon.config.symbol_checks import symbol_problems
@@ -274,8 +282,22 @@ def _questions(config: Config) -> Iterator[KeyProblem]:
 
             if why := label_rules.problem(config, question):
                 yield f"{here}.rule", why
+        if question.max_error is not None and (why := _unlabelled(config, question)):
+            yield f"{here}.max_error", why
         if question.max_tokens > limit:
             yield f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
+
+
+def _unlabelled(config: Config, asked: QuestionConfig) -> str:
+    """Why its answers can have neither labels nor a calibration; "" where they can."""
+    if not asked.choices:
+        return "needs choices: other answers have neither labels nor a calibration"
+    if asked.provisional:
+        return "answers behind open bars have neither labels nor a calibration: remove provisional"
+    sessions = (each for each in config.all_sessions if is_asked(asked, each.name))
+    if any(config.model_of(each).calibration == "off" for each in sessions):
+        return "model.calibration is off, and answers without one get no label either: remove one of the keys"
+    return ""
 
 
 def _positions(config: Config) -> Iterator[KeyProblem]:

@@ -740,7 +740,8 @@ class QuestionConfig(Table, frozen=True):
         about(
             "which answers are published: always all; changed, those that differ from the last published "
             "one; confident, those at least as sure as below; crossed, numbers that went from one side of "
-            "`level` to the other; every, one in that many data versions"
+            "`level` to the other; every, one in that many data versions; never, none, but asks "
+            "still get them"
         ),
     ] = "always"
     min_probability: Annotated[
@@ -767,6 +768,22 @@ class QuestionConfig(Table, frozen=True):
             "flag provisional, and no probability"
         ),
     ] = False
+    max_error: Annotated[
+        Annotated[float, Meta(gt=0, lt=0.5)] | None,
+        about(
+            "answers are marked `act` only where at most this share of those marked is wrong (see accuracy); "
+            "needs choices and a calibration; none marks none"
+        ),
+    ] = None
+    engine_share: Annotated[
+        float,
+        about(
+            "share of the engine's time that it may take, over all its sessions; while that is used up it "
+            "skips data versions; 0 is any",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     answer_within: Annotated[
         Duration,
         about(
@@ -885,6 +902,17 @@ class FlashConfig(Table, frozen=True):
             "Deadlines (`answer_within`) pass meanwhile"
         ),
     ] = False
+    standing_after: Annotated[
+        int,
+        about(
+            "an ad hoc question that is asked so often within `standing_window` becomes a standing one, "
+            "which is not published, for as long as it is; all who see the session see it. 0 is off",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 0
+    standing_window: Annotated[Duration, about("see `standing_after`")] = parse_duration("10m")
+    standing_most: Annotated[int, about("most such questions of a session", ge=1, le=100)] = 8
 
 
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:

@@ -52,6 +52,15 @@ class TenantTable(Table, frozen=True):
             ge=0,
         ),
     ] = 0
+    engine_share: Annotated[
+        float,
+        about(
+            "share of the engine's time that its prompts and asks may take; ten seconds' worth may be taken "
+            "at once, and a request may overdraw; 0 is any",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     max_prompts: Annotated[int, about("most prompts open at a time", ge=0)] = 0
     max_listeners: Annotated[
         int,

@@ -22,6 +22,7 @@ from daemon.session_life import State as Life
 from daemon.traces.recorded_trace import Passes
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
+from flash.budgets import QuestionBudgets
 from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
@@ -135,6 +136,7 @@ class StandingAnswers:
         self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
         self._store = store
+        self._budgets = QuestionBudgets(time.monotonic_ns)
         self._coalesced: dict[str, GrowthHandle] = {}
         for session in config.sessions:
             self.add(session)
@@ -156,6 +158,7 @@ class StandingAnswers:
             lambda record: record.history,
             self._is_held,
             answered if config.flash.every_bar else feeder.answered,
+            self._may_ask,
         )
         self._repeats = Repeats(
             scheduler,
@@ -206,10 +209,13 @@ class StandingAnswers:
         if name not in self._sessions:
             return  # it was removed meanwhile
         self._coalesced[name].update(self._evaluator.coalesced[name])
+        self._budgets.charge(standing, done.request.engine_ns)
+        self._store.inc("foretick_standing_engine_seconds_total", done.request.engine_ns, session=name)
         if done.request.state is State.FINISHED:
             times = times_of(done.payloads[-1])
             passes = passes_of(done.request)
-            answered = self._answer(done), inputs, times, done.asked, logits_of(done), passes
+            used = self._budgets.used(standing)
+            answered = self._answer(done), inputs, times, done.asked, logits_of(done), passes, used
             self._emit(protocol.Answered(*answered))
         elif error is not None:
             question = standing.question.name
@@ -222,6 +228,13 @@ class StandingAnswers:
             inputs, times = inputs_of(done.payloads), times_of(done.payloads[-1])
             answer = self._answer(done, is_new=False)
             self._emit(protocol.Repeated(answer, inputs, times, logits_of(done)))
+
+    def _may_ask(self, item: Standing) -> bool:
+        """Whether a due question has engine time left; one that has none skips the version."""
+        allowed = self._budgets.allows(item)
+        if not allowed:
+            self._store.inc("foretick_over_budget_total", session=item.session)
+        return allowed
 
     def _may_repeat(self, session: str, newest: TapeRecord) -> bool:
         """Whether this daemon answers it, and no bar that was answered before is to come."""
@@ -248,6 +261,9 @@ class StandingAnswers:
         if not _shows_open(done):  # a calibration is of closed bars
             version = done.version if is_new else None
             judged = self._confidence.of_standing(standing, version, sample.logits, choice, request.prompt)
+        act, reason = (judged.act, judged.abstain_reason) if judged else (None, None)
+        if act is None and standing.question.max_error is not None:
+            act, reason = False, "few_labels"  # asked in a way that was not calibrated
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
@@ -259,6 +275,8 @@ class StandingAnswers:
             value=number_in(text) if choice is None else None,
             probability=judged.probability if judged else None,
             choice_set=judged.choice_set if judged else None,
+            act=act,
+            abstain_reason=reason,
             data_version=done.version,
             as_of=record.ts_last_event,
             model=self._loaded.name,

@@ -12,6 +12,7 @@ from daemon import protocol
 from daemon.api.generation import ModelEntry
 from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.schema import Config
+from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
 from daemon.engine.build import Built, Loaded, build, limits_of, registry_of
@@ -35,8 +36,9 @@ from daemon.progress import Progress
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
+from feeds.connector import SettingError
 from flash.ready import ReadyPosition
-from flash.registry import Registry
+from flash.registry import BadQuestion, Registry
 from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -147,10 +149,10 @@ def _served(
 
     Raises SettingError for an unusable standing question.
     """
-    registry = registry_of(config, built)
+    registry, declared = registry_of(config, built), config
     config, pool, limits = built.opened, built.engine.pool, limits_of(config)
     versions = Versions(scheduler, store, emit)
-    confidence = Confidence(config, built.prompt, built.calibration, store, emit)
+    confidence = _confidence(declared, built, scheduler, store, emit)
     position = ready_position(config, built, scheduler)
     prompts = PromptBuilder(built, limits, store)
     requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)
@@ -169,6 +171,20 @@ def _served(
     idle = answers.idle, labels.idle, refresher.idle, rebuilder.idle, maintenance, snapshots
     view = PromptView(built, scheduler, prompts, registry, emit)
     return ServedModel(questions, sessions, snapshots, parts, view), idle
+
+
+def _confidence(
+    config: Config, built: Built, scheduler: Scheduler, store: MetricStore, emit: Emit
+) -> Confidence:
+    """What judges answers. Raises SettingError for an error that cannot be kept."""
+    found = Confidence(built.opened, built.prompt, built.calibration, store, emit)
+    for asked in questions_of(config):
+        try:
+            found.check(asked.question)
+        except BadQuestion as error:
+            raise SettingError(f"{asked.key}.{error.member}", str(error)) from error
+    scheduler.subscribe(found.on_commit)
+    return found
 
 
 def _ready_event(config: Config, models: Sequence[ServedModel]) -> protocol.EngineReady:

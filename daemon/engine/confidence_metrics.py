@@ -3,11 +3,14 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from daemon import protocol
 from daemon.config.schema import Config, ModelConfig
 from engine.model.chat_format import PromptFormat
 from engine.model.revision import CALIBRATION
 from feeds.connector import SettingError
+from flash.acting import ActDecision, Acting, SessionActing, risk_of
 from flash.confidence import (
     Calibration,
     CalibrationError,
@@ -25,8 +28,12 @@ from flash.late_labels import (
     WaitingAnswer,
 )
 from flash.question import Question
-from flash.registry import Standing
+from flash.registry import BadQuestion, Standing
+from ingest.bar_kernel import AMENDS, EVENT, GAP, INCOMPLETE, JUMP, ROLLED
+from ingest.plane import TapeRecord
 from metrics.store import MetricStore
+from regions.tape import Tape
+from scheduler.tapes import TapeItem
 
 MEMORY = 256
 """Answers over which a session's mean gap is taken, with weights that fall exponentially."""
@@ -73,17 +80,20 @@ class Confidence:
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
         self._labels: dict[str, LateLabels] = {}
+        self._acting: dict[str, SessionActing] = {}
         for session in config.sessions:
             self.add(session.name)
 
     def add(self, session: str) -> None:
         """There is another session."""
         self._labels[session] = LateLabels(self._settings.coverage, 0)
+        self._acting[session] = SessionActing()
         self._share()
 
     def remove(self, session: str) -> None:
         """A session is removed."""
         self._labels.pop(session, None)
+        self._acting.pop(session, None)
         self._share()
         self._gap_ratio.pop(session, None)
         self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
@@ -92,13 +102,39 @@ class Confidence:
         for labels in self._labels.values():
             labels.keep(self._settings.remembered_answers // len(self._labels))
 
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
+        """Follow the regime of a session by the bars of its first symbol."""
+        acting = self._acting.get(tape.name)
+        if acting is None:
+            return
+        for record in (each.payload for each in records):
+            if not record.flags & (AMENDS | EVENT) and not record.bar.leg:
+                gap = bool(record.flags & (GAP | JUMP | ROLLED | INCOMPLETE))
+                acting.bar(record.ts_last_event, record.bar.high, record.bar.low, record.bar.close, gap=gap)
+
+    def check(self, question: Question) -> None:
+        """Raise BadQuestion for one with a `max_error` that was not calibrated: nothing is known of it."""
+        if question.max_error is None or self._fitted(question) or self._fitted(question, numbered=True):
+            return
+        raise BadQuestion(
+            f"question {question.name!r}: max_error needs a calibration with its choices, without which its "
+            "answers get no label either: fit one with foretick calibrate, or remove max_error",
+            "max_error",
+        )
+
+    def keep(self, session: str, standing: Iterable[Standing]) -> None:
+        """A session has these questions: forget what is known of acting on others."""
+        kept = {each.question_hash for each in standing if each.question.max_error is not None}
+        self._acting[session].keep(kept)
+
     def cut(self, session: str) -> AdaptationState:
         """What the labels of a session have adapted."""
-        return self._labels[session].cut()
+        return replace(self._labels[session].cut(), acting=self._acting[session].cut())
 
     def restore(self, session: str, cut: AdaptationState) -> None:
         """Go on from a cut."""
         self._labels[session].restore(cut)
+        self._acting[session].restore(cut.acting)
 
     def awaits(self, session: str, question: str, version: int) -> bool:
         """Whether an answer to the question of this hash waits for its label."""
@@ -110,9 +146,9 @@ class Confidence:
         for question, version in keys:
             answer = self._labels[session].waiting(question, version)
             if answer is not None:
-                fitted, logits, given, choice_set = answer
+                fitted, logits, given, choice_set, decided = answer
                 known = fitted.name, tuple(fitted.choices), fitted.numbered
-                found.append(WaitingAnswer(question, version, *known, logits, given, choice_set))
+                found.append(WaitingAnswer(question, version, *known, logits, given, choice_set, decided))
         return tuple(found)
 
     def remember(self, session: str, answers: Iterable[WaitingAnswer]) -> None:
@@ -120,7 +156,7 @@ class Confidence:
         for each in answers:
             fitted = self._calibration and self._calibration.find(each.name, each.choices, each.numbered)
             if fitted:
-                judged = JudgedAnswer(fitted, each.logits, each.given, each.choice_set)
+                judged = JudgedAnswer(fitted, each.logits, each.given, each.choice_set, each.decided)
                 self._labels[session].remember(each.question, each.version, judged)
 
     def of(
@@ -133,7 +169,8 @@ class Confidence:
         fitted = self._fitted(question)
         if fitted is None or given is None:
             return None
-        return self._judge(fitted, self._labels[session].coverage(question.hash), logits, given)
+        asked = question.hash
+        return self._judge(fitted, session, asked, logits, given, self._acting[session].known(asked))[0]
 
     def of_standing(
         self,
@@ -156,12 +193,16 @@ class Confidence:
         self._not_calibrated.discard((session, asked))
         if given is None:
             return None
-        labels = self._labels[session]
-        found = self._judge(fitted, labels.coverage(asked), logits, given)
+        limit = standing.question.max_error
+        acting = None if limit is None else self._acting[session].question(asked, limit, fitted)
+        found, decided = self._judge(fitted, session, asked, logits, given, acting)
         if version is None:
             return found
         number = fitted.choices.index(given)
-        labels.remember(asked, version, JudgedAnswer(fitted, tuple(logits), number, found.choice_set))
+        judged = JudgedAnswer(fitted, tuple(logits), number, found.choice_set, decided)
+        self._labels[session].remember(asked, version, judged)
+        if decided is not None:
+            self._count(session, decided)
         best, second = sorted(logits, reverse=True)[:2]
         ratio = (best - second) / fitted.mean_gap if fitted.mean_gap else 1.0
         mean = self._gap_ratio.get(session, ratio)
@@ -175,6 +216,7 @@ class Confidence:
         """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
         session, name = standing.session, standing.question.name
         try:
+            answer = self._labels[session].waiting(standing.question_hash, version)
             found = self._labels[session].label(standing.question_hash, version, choice)
         except LabelError as error:
             if error.code == "unknown_version" and (session, standing.question_hash) in self._not_calibrated:
@@ -186,13 +228,37 @@ class Confidence:
         self._store.inc("foretick_labelled_right_total", int(found.right), session=session)
         self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
         self._emit(protocol.Labelled(session, name, version, choice))
+        limit = standing.question.max_error
+        if answer is not None and answer.decided is not None and limit is not None:
+            acting = self._acting[session].question(standing.question_hash, limit, answer.fitted)
+            acting.label(answer.decided, wrong=not found.right)
+            self._store.set("foretick_acted_error_ratio", self._acting[session].error, session=session)
         return found
 
     def _judge(
-        self, fitted: QuestionCalibration, coverage: float, logits: Sequence[float], given: str
-    ) -> Judged:
-        number = fitted.choices.index(given)
-        return judge(fitted, logits, number, coverage, self._settings.abstain_below)
+        self,
+        fitted: QuestionCalibration,
+        session: str,
+        asked: str,
+        logits: Sequence[float],
+        given: str,
+        acting: Acting | None,
+    ) -> tuple[Judged, ActDecision | None]:
+        """``asked``: hash of the question. None: nothing is to be acted on within an error."""
+        number, coverage = fitted.choices.index(given), self._labels[session].coverage(asked)
+        judged = judge(fitted, logits, number, coverage, self._settings.abstain_below)
+        if acting is None:
+            return judged, None
+        decided = acting.decide(risk_of(fitted, logits, number), self._acting[session].regime)
+        if judged.abstained and decided.act:
+            decided = decided._replace(act=False, reason="low_confidence")
+        return judged._replace(act=decided.act, abstain_reason=decided.reason), decided
+
+    def _count(self, session: str, decided: ActDecision) -> None:
+        if decided.act:
+            self._store.inc("foretick_acted_total", session=session)
+        elif decided.reason is not None:
+            self._store.inc("foretick_act_abstained_total", session=session, reason=decided.reason)
 
     def _fitted(self, question: Question, numbered: bool = False) -> QuestionCalibration | None:
         """What was fitted for a question with choices, asked so."""

@@ -61,6 +61,7 @@ class StandingQuestions:
         """Prepare questions. Raises BadQuestion, and ValueError for one that is too long."""
         standing, limits = self.registry.made(session, questions), self._limits
         for each in standing:
+            self._confidence.check(each.question)
             name, prompt = each.question.name, len(each.prepared.prompt_tokens)
             if prompt > (limit := limits.max_prompt_tokens):
                 raise ValueError(f"question {name!r} has {prompt} tokens, the limit is {limit}")
@@ -77,6 +78,7 @@ class StandingQuestions:
 
     def _replace(self, command: protocol.SetQuestions, tape: Tape, standing: tuple[Standing, ...]) -> None:
         self.registry.replace(command.session, standing)
+        self._confidence.keep(command.session, standing)
         self._emit(protocol.QuestionsSet(command.id, command.session, tape.version, tuple(command.questions)))
 
     def _label(self, command: Label) -> None:

@@ -373,7 +373,7 @@ class RequestRunner:
         elif running.failure is SESSION_RESET:
             self._again.append(asked)
         else:
-            self._fail(asked.id, running.failure, sum(each.computed_tokens for each in requests))
+            self._fail(asked.id, running.failure, *_spent(requests))
 
     def _scores(self, running: Running, requests: Sequence[Request]) -> Finished:
         asked, prompt, first = running.asked, running.prompt, requests[0]
@@ -404,6 +404,7 @@ class RequestRunner:
             times=times_of(record) if record else None,
             scores=tuple(scores),
             passes=passes_of(first),
+            engine_ns=_spent(requests)[1],
         )
 
     def _cancel(self, requests: Sequence[Request]) -> None:
@@ -475,7 +476,7 @@ class RequestRunner:
             return
         if request.state is not State.FINISHED or running.failure is not None:
             failure = running.failure or request.error or CANCELLED
-            self._fail(asked.id, failure, request.computed_tokens)
+            self._fail(asked.id, failure, *_spent([request]))
             return
         record = self.record(asked.session, request.version) if asked.session else None
         choice = request.chosen(running.prompt.choices)
@@ -493,6 +494,7 @@ class RequestRunner:
                 logprobs=tuple(running.logprobs),
                 times=times_of(record) if record else None,
                 passes=passes_of(request),
+                engine_ns=request.engine_ns,
                 stats=_stats(request) if asked.exact and not asked.session else None,
             )
         )
@@ -549,14 +551,16 @@ class RequestRunner:
             choice=choice,
             probability=judged.probability if judged else None,
             choice_set=judged.choice_set if judged else None,
+            act=judged.act if judged else None,
+            abstain_reason=judged.abstain_reason if judged else None,
             logit_gap=gap,
             untrained=self._built.loaded.untrained,
             model=self._built.loaded.name,
             flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
         )
 
-    def _fail(self, number: int, failure: Failure, tokens: int = 0) -> None:
-        self._emit(failed(number, failure, tokens))
+    def _fail(self, number: int, failure: Failure, tokens: int = 0, engine_ns: int = 0) -> None:
+        self._emit(failed(number, failure, tokens, engine_ns))
 
 
 def check_nodes(prompts: Sequence[Prompt]) -> None:
@@ -571,9 +575,14 @@ def no_data(session: str) -> Failure:
     return Failure("no_data", f"session {session} has read no bar yet: ask when its first one has closed")
 
 
-def failed(number: int, failure: Failure, tokens: int = 0) -> Failed:
-    """The event that ends the command of this number; ``tokens``: computed for it."""
-    return Failed(number, code_of(failure.code), failure.message, tokens)
+def failed(number: int, failure: Failure, tokens: int = 0, engine_ns: int = 0) -> Failed:
+    """The event that ends the command of this number; ``tokens``: computed for it, in ``engine_ns``."""
+    return Failed(number, code_of(failure.code), failure.message, tokens, engine_ns)
+
+
+def _spent(requests: Sequence[Request]) -> tuple[int, int]:
+    """Tokens that were computed for requests, and their part of the passes, ns."""
+    return sum(each.computed_tokens for each in requests), sum(each.engine_ns for each in requests)
 
 
 def failure_of(error: ValueError) -> Failure:

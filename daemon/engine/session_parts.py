@@ -91,6 +91,7 @@ class SessionParts:
         assert newest is not None, "it was restored"
         self.answers.restore(tape, state.asked, newest)
         self.confidence.restore(tape.name, state.adapted)
+        self.confidence.keep(tape.name, self.registry.standing(tape.name))
         self.labels.restore(tape.name, state.labels)
         self.refresher.restore(tape, state.stale_records)
         self.versions.restore(tape, state.lineage, has_log=has_log)

@@ -33,12 +33,13 @@ TIERS = ("cached", "ready", "computed")
 class ReadyAnswer(NamedTuple):
     """A standing question's answer, and the times of the newest record in the version it was read from.
 
-    ``logits``: of its choices, where they are known.
+    ``logits``: of its choices, where they are known. ``engine_used``: see `flash.budgets`.
     """
 
     answer: Answer
     times: Times
     logits: tuple[float, ...] = ()
+    engine_used: float = 0.0
 
 
 @dataclass
@@ -243,9 +244,11 @@ class Sessions:
             state.halt(is_halted)
             self._store.set("foretick_session_halted", is_halted, session=session)
 
-    def answered(self, answer: Answer, times: Times, logits: tuple[float, ...] = ()) -> None:
+    def answered(
+        self, answer: Answer, times: Times, logits: tuple[float, ...] = (), engine_used: float = 0.0
+    ) -> None:
         """A standing question has a new answer; ``times`` of its version's newest record."""
-        self.states[answer.session].answered(ReadyAnswer(answer, times, logits))
+        self.states[answer.session].answered(ReadyAnswer(answer, times, logits, engine_used))
 
     def labelled(self, event: protocol.Labelled) -> None:
         """The right choice of an answer is known."""

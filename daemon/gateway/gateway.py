@@ -58,6 +58,7 @@ _HANDS_OVER = 0.5
 """Of the time to stop, for others to take over; the rest is for answers that are under way."""
 RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
 EXPORT = "trace export"
+FREQUENT = "frequent questions"
 _FLUSH_S = 1.0
 """Longest time that the last traces take at the end."""
 
@@ -91,6 +92,8 @@ class Gateway:
     events: Events
     exporter: TraceExporter | None = None
     """Sends traces to a collector, where there is one."""
+    frequent: Job | None = None
+    """Lets questions stand that are asked often, where `flash.standing_after` is set."""
     agents: Job | None = None
     """Serves MCP clients, where `http.mcp` is on."""
     peer_events: Job | None = None
@@ -129,6 +132,8 @@ class Gateway:
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
         self.tasks.start(COMMIT, self.input.commit_periodically, returns=True)
+        if self.frequent is not None:
+            self.tasks.start(FREQUENT, self.frequent, restarts=True)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.liveness.is_alive))
         self.notifier.ready(self._serving())
@@ -194,7 +199,7 @@ class Gateway:
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.drain(min(1.0, drain_s))
-        await self.tasks.stop(PEER_EVENTS)
+        await self.tasks.stop(PEER_EVENTS, FREQUENT)
         await self.peers.stop()
         clean = await self.engine.stop(max(0.5, deadline - time.monotonic()))
         self.pending.engine_gone("the daemon stopped")

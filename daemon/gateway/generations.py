@@ -34,6 +34,7 @@ from daemon.api.generation import (
     ViewPrompt,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
+from daemon.gateway.frequent_asks import FrequentAsks
 from daemon.gateway.pending import OnReply, PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.request_trace import RequestTrace, ready_trace
@@ -42,6 +43,7 @@ from daemon.tenants import Client, Tenant
 from daemon.traces.recent_traces import RecentTraces
 from daemon.traces.trace_context import TraceContext, current
 from feeds.market_data import Answer
+from flash.frequent import is_frequent
 from flash.lookup import Known
 from flash.question import Question
 
@@ -72,14 +74,15 @@ class Generations:
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
         traces: RecentTraces | None = None,
+        frequent: FrequentAsks | None = None,
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
-        ``model()``: of the newest engine.
+        ``model()``: of the newest engine. ``frequent`` hears of asks.
         """
         self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
-        self._model, self._traces = model, traces or RecentTraces()
+        self._model, self._traces, self.frequent = model, traces or RecentTraces(), frequent
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
 
@@ -146,6 +149,8 @@ class Generations:
         state = self._sessions.state(session)
         self._sessions.check_trading(session)
         known = state.lookup.find(request.question, request.choices)
+        if self.frequent is not None and (known is None or is_frequent(known.question)):
+            self.frequent.asked(session, _question(state, request, known, request.choices))
         if known is not None:
             if (ready := state.ready(known.hash, request.max_age_s)) is not None:
                 self._was_ready(ready.answer, request.session, client)
@@ -379,12 +384,7 @@ def _asked(
     Raises QueryError for one that cannot be asked.
     """
     question = None if known is None else known.question
-    text = state.lookup.text_of(request.question) if question is None else question.text
-    if question is None:
-        try:
-            Question("ask", text, choices or None, request.max_tokens)
-        except ValueError as error:
-            raise messages.QueryError("bad_request", str(error)) from None
+    text = _question(state, request, known, choices).text
     return Generate(
         session=session,
         turns=(Turn("user", text),),
@@ -393,6 +393,22 @@ def _asked(
         question=question,
         exact=True,
     )
+
+
+def _question(
+    state: SessionState,
+    request: messages.Ask | messages.ShowPrompt,
+    known: Known | None,
+    choices: tuple[str, ...],
+) -> Question:
+    """What an ask asks. Raises QueryError for one that cannot be asked."""
+    if known is not None:
+        return known.question
+    text = state.lookup.text_of(request.question)
+    try:
+        return Question("ask", text, choices or None, request.max_tokens)
+    except ValueError as error:
+        raise messages.QueryError("bad_request", str(error)) from None
 
 
 def _seeded(request: Generate) -> Generate:

@@ -11,6 +11,8 @@ from daemon.api.messages import QueryError
 from daemon.gateway.engine_client import EngineClient
 
 OnReply = Callable[[protocol.ReplyEvent], None]
+Charge = Callable[[int, int], None]
+"""Gets tokens, and ns of the engine."""
 
 
 @dataclass(eq=False, slots=True)
@@ -18,24 +20,25 @@ class _Entry:
     """Who gets the events of a number, and what charges the tokens that they tell of."""
 
     on_event: OnReply
-    charge: Callable[[int], None]
+    charge: Charge
     tokens: int = 0
     """Charged so far."""
 
     def charge_for(self, event: protocol.ReplyEvent) -> None:
-        """Charge the tokens that were computed since the last event."""
+        """Charge the tokens that were computed since the last event, and at the end the engine's time."""
+        engine_ns = 0
         match event:
             case Begun():
                 taken = self.tokens + max(0, event.prompt_tokens - event.reused_tokens)
             case Delta():
                 taken = self.tokens + event.tokens
             case Finished():
-                taken = event.computed_tokens
+                taken, engine_ns = event.computed_tokens, event.engine_ns
             case Failed():
-                taken = event.tokens
+                taken, engine_ns = event.tokens, event.engine_ns
             case _:
                 return
-        self.charge(max(0, taken - self.tokens))
+        self.charge(max(0, taken - self.tokens), engine_ns)
         self.tokens = max(self.tokens, taken)
 
 
@@ -63,10 +66,10 @@ class PendingCommands:
         for failure in protocol.failures_of(command, "engine", "the engine is not up"):
             self.on_event(failure)
 
-    def open(self, on_event: OnReply, charge: Callable[[int], None] = lambda tokens: None) -> int:
+    def open(self, on_event: OnReply, charge: Charge = lambda tokens, engine_ns: None) -> int:
         """A new number; each event of it goes to ``on_event``, until it is closed.
 
-        ``charge`` gets the tokens that each event tells of; `Finished` and `Failed` close the number.
+        ``charge`` gets what each event tells of; `Finished` and `Failed` close the number.
         """
         number = next(self._numbers)
         self._entries[number] = _Entry(on_event, charge)

@@ -159,8 +159,15 @@ class Questions:
 
     def _infos(self, session: str) -> tuple[messages.QuestionInfo, ...]:
         state = self._sessions.state(session)
+
+        def used(question: Question) -> float:
+            ready = state.answers.get(question.hash)
+            return 0.0 if ready is None else ready.engine_used
+
         return tuple(
-            messages.QuestionInfo(**asdict(q) | {"choices": q.choices or ()}, paused=paused)
+            messages.QuestionInfo(
+                **asdict(q) | {"choices": q.choices or ()}, paused=paused, engine_used=used(q)
+            )
             for paused, questions in ((False, state.questions), (True, state.paused))
             for q in questions
         )

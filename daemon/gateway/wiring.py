@@ -36,6 +36,7 @@ from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from daemon.gateway.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.gateway.engine_processes import EngineProcesses
+from daemon.gateway.frequent_asks import FrequentAsks
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_generator import GroupGenerator
@@ -189,6 +190,7 @@ def make_gateway(
         generations=requests.generations,
         peers=requests.peers,
         peer_events=None if requests.peer_events is None else requests.peer_events.run,
+        frequent=None if requests.generations.frequent is None else requests.generations.frequent.run,
         http=http,
         query=query,
         agents=None if agents is None else agents.run,
@@ -381,6 +383,13 @@ def _events_and_progress(base: _Base, patterns: Patterns) -> tuple[Events, Progr
     return events, progress
 
 
+def _frequent(config: Config, data: _DataWay, store: MetricStore) -> FrequentAsks | None:
+    """What lets questions stand that are asked often, where that is on."""
+    if not config.flash.standing_after:
+        return None
+    return FrequentAsks(config.flash, data.sessions, data.questions, store)
+
+
 def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
     config, store, sessions, live = base.config, base.store, data.sessions, data.live
     shedder = LoadShedder(store)
@@ -397,6 +406,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         limits=(config.scheduler.max_prompt_tokens, config.scheduler.max_new_tokens),
         since=int(time.time()),
         traces=base.traces,
+        frequent=_frequent(config, data, store),
     )
     prompts = Prompts(generations, base.pending, quota, base.access, shedder.admit)
     pushes = Pushes(

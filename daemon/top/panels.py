@@ -51,12 +51,18 @@ def feeds(seen: Snapshot) -> Table:
 
 
 def queues(seen: Snapshot) -> Table:
-    """Requests and tokens by scheduling class."""
+    """Requests and tokens by scheduling class, and what asks and prompts of tenants take of the engine."""
     running = seen.now.by("foretick_live_requests", "class")
     rows = [
         (each, f"{waiting:.0f}", f"{running.get(each, 0.0):.0f}", tokens)
         for each, waiting in seen.now.by("foretick_waiting_requests", "class").items()
         for tokens in [per_second(seen.growth.rate("foretick_batch_tokens_total", **{"class": each}))]
+    ]
+    name = "foretick_tenant_engine_seconds_total"
+    rows += [
+        (f"tenant {tenant}", "", "", f"{rate:.0%} of the engine")
+        for tenant in seen.now.by(name, "tenant")
+        if (rate := seen.growth.rate(name, tenant=tenant))
     ]
     return columns([("class", "waiting", "running", "tokens/s"), *rows])
 
@@ -91,7 +97,7 @@ def stages(seen: Snapshot) -> Table:
     return columns([("stage", "/s", "mean", "p50", "p99"), *rows])
 
 
-ANSWER_COLUMNS = ("question", "answer", "logit gap", "probability", "version", "age", "total", "flags")
+ANSWER_COLUMNS = ("question", "answer", "logit gap", "probability", "act", "version", "age", "total", "flags")
 
 
 def answer_row(answer: Answer) -> tuple[str, ...]:
@@ -101,11 +107,19 @@ def answer_row(answer: Answer) -> tuple[str, ...]:
         answer.text.strip() if answer.value is None else answer.value,
         f"{answer.logit_gap:.3f}",
         "-" if answer.probability is None else f"{answer.probability:.3f}",
+        acts(answer),
         str(answer.data_version),
         shown(answer.staleness_ns / 1e9),
         shown(answer.latency.total_ns / 1e9),
         " ".join(answer.flags),
     )
+
+
+def acts(answer: Answer) -> str:
+    """Whether to act on an answer, and why not; "-" where its question has no `max_error`."""
+    if answer.act is None:
+        return "-"
+    return "yes" if answer.act else f"no: {answer.abstain_reason}"
 
 
 def answers(found: Sequence[Answer]) -> Table:

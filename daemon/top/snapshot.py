@@ -20,6 +20,7 @@ FAMILIES = (
     "foretick_waiting_requests",
     "foretick_live_requests",
     "foretick_batch_tokens_total",
+    "foretick_tenant_engine_seconds_total",
     "foretick_preemptions_total",
     "foretick_pool_blocks",
     "foretick_host_blocks",

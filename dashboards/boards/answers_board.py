@@ -14,6 +14,10 @@ def _published() -> list[object]:
     return [
         rates("Answers a second", "foretick_answers_total", "session"),
         stacked(rates(suppressed, "foretick_answers_suppressed_total", "reason")),
+        series("Ad hoc questions that stand", "short", (gauge("foretick_frequent_questions"), "standing")),
+        rates("Ad hoc questions that began to stand, or ended", "foretick_frequent_changes_total", "outcome"),
+        rates("Engine time of standing questions", "foretick_standing_engine_seconds_total", "session"),
+        rates("Skipped over engine_share, a second", "foretick_over_budget_total", "session"),
         rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
         rates("OpenAI and Anthropic requests a second, by outcome", "foretick_api_requests_total", "outcome"),
@@ -36,6 +40,9 @@ def _confidence() -> list[object]:
         rates("Labels a second, by outcome", "foretick_labels_total", "outcome"),
         series("Choice sets that have their label, in this range", "percentunit", *coverage),
         series("Labelled answers that were right, in this range", "percentunit", rightness),
+        stacked(rates("Answers to act on a second", "foretick_acted_total", "session")),
+        rates("Answers not to act on a second, by reason", "foretick_act_abstained_total", "reason"),
+        gauges("Wrong of those to act on", "percentunit", "foretick_acted_error_ratio", "session"),
     ]
 
 

@@ -45,6 +45,7 @@ def _tenants() -> list[object]:
         rates("Requests a second, by tenant", "foretick_tenant_requests_total", "tenant"),
         rates("Requests a second, by outcome", "foretick_tenant_requests_total", "outcome"),
         rates("Tokens computed a second, by tenant", "foretick_tenant_tokens_total", "tenant"),
+        rates("Engine time by tenant, seconds a second", "foretick_tenant_engine_seconds_total", "tenant"),
         series("Mean wait by tenant", "s", wait),
         rates("Readings of the tenants file a second", "foretick_tenants_reloads_total", "outcome"),
     ]

@@ -3,7 +3,7 @@
 Free text comes second and delays no one-token answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PAPER_SIX, Prepare, PreparedQuestion, Question
-from flash.registry import Registry
+from flash.registry import Registry, Standing
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Failure, State
 from scheduler.tapes import TapeItem
@@ -46,7 +46,12 @@ class Flash:
     """A harness with an evaluator; payloads are serial numbers, negative after a gap."""
 
     def __init__(
-        self, *questions: Question, blocks: int = 256, limits: Limits = WIDE, prepare: Prepare = prepare
+        self,
+        *questions: Question,
+        blocks: int = 256,
+        limits: Limits = WIDE,
+        prepare: Prepare = prepare,
+        may_ask: Callable[[Standing], bool] = lambda item: True,
     ) -> None:
         self.clock = FakeClock()
         self.h = Harness(blocks, limits, clock=self.clock)
@@ -68,6 +73,7 @@ class Flash:
             pass_ns=lambda rows: self.pass_ms * MS,
             on_not_due=lambda name, version, payloads: self.not_due.append((version, payloads)),
             on_texts=lambda name, version, payloads, asked: self.texts.append((version, payloads, asked)),
+            may_ask=may_ask,
         )
 
     def done(self, evaluated: Evaluated) -> None:
@@ -410,6 +416,22 @@ def test_a_question_that_is_not_due_costs_no_rows() -> None:
         version: 2 if version in (1, 4, 7) else 1 for version in range(1, 9)
     }
     assert flash.not_due == []
+
+
+def test_a_question_over_its_budget_skips_versions_and_is_due_at_the_next() -> None:
+    third = replace(YES_NO, name="third", ask_every_bars=3)
+    refused: set[str] = set()
+    flash = Flash(YES_NO, third, may_ask=lambda item: item.question.name not in refused)
+    tape = flash.session()
+    for version in range(1, 9):
+        refused |= {"third"} if version == 3 else set()
+        refused -= {"third"} if version == 6 else set()
+        flash.play(tape)
+    assert asked_at(flash, "third") == [1, 6]
+    assert asked_at(flash, "yes") == list(range(1, 9))
+    refused |= {"yes", "third"}
+    flash.play(tape)
+    assert [version for version, _ in flash.not_due] == [9], "its inputs are reported all the same"
 
 
 def test_event_time_makes_a_question_due_once_in_each_period() -> None:

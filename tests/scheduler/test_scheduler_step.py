@@ -11,7 +11,7 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.tapes import TapeItem
-from tests.kit.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
+from tests.kit.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, HeldClock, model, one_by_one
 from tests.kit.scheduler.harness import SMALL, Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -403,3 +403,29 @@ def test_nonsense_requests_are_refused_by_their_constructor(arguments: dict[str,
 def test_limits_that_make_no_sense_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         replace(SMALL, **{field: value})
+
+
+def test_a_pass_is_its_requests_by_their_tokens() -> None:
+    """The tape's own part is nobody's; answers of several tokens add up."""
+    clock = HeldClock()
+    h = Harness(clock=clock)
+    tape = h.tape()
+
+    def take_a_second() -> None:
+        clock.now += 1000
+
+    h.executor.before = take_a_second
+    h.feed(tape, (1, 2))
+    first, second = h.ask((1, 2, 3, 4)), h.ask((5, 6), max_tokens=3)
+    h.run()
+    by_request = {4: 0.0, 2: 0.0}
+    for batch in h.executor.batches:
+        total = sum(len(chunk.tokens) for chunk in batch)
+        for chunk in batch:
+            tokens = tuple(chunk.tokens)
+            owner = 4 if tokens == (1, 2, 3, 4) else 2 if tokens != (1, 2) else 0
+            if owner:
+                by_request[owner] += 1000 * len(tokens) / total
+    assert first.engine_ns == pytest.approx(by_request[4], abs=3)
+    assert second.engine_ns == pytest.approx(by_request[2], abs=3)
+    assert 0 < first.engine_ns + second.engine_ns < 1000 * len(h.executor.batches)

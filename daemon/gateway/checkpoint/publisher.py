@@ -353,7 +353,7 @@ class Publisher:
             traceparent = trace.context.traceparent.encode()
             headers = {"answer_id": answer.answer_id.encode(), TRACEPARENT: traceparent}
             self.outbox.put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
-        self._sessions.answered(answer, event.times, event.logits)
+        self._sessions.answered(answer, event.times, event.logits, event.engine_used)
         self._arrived(answer.session, answer.data_version, version)
 
     def repeated(self, event: protocol.Repeated) -> None:

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 from daemon.api.auth import Access, tenant_labels
 from daemon.api.auth_middleware import client_of
 from daemon.api.http_server import HttpServer
-from daemon.api.limits import REQUESTS, Quota, TokenBucket
+from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import QueryError
 from daemon.config.schema import HttpConfig
 from daemon.config.tenants_file import TenantTable
@@ -32,6 +32,7 @@ from daemon.tenants import LOCAL, Client, Tenants, hash_of, new_key
 from feeds.connector import SettingError
 from metrics.export import exposition
 from metrics.store import MetricStore
+from support.token_bucket import TokenBucket
 from tests.kit.http import conversing, http_server, request
 from tests.kit.programs import need
 
@@ -191,6 +192,23 @@ async def test_a_token_budget_is_spent_as_tokens_are_computed_and_flows_back(ben
     assert refused.value.retry_after_s == pytest.approx(41)
     assert math.isclose(bench.store.value("foretick_tenant_tokens_total", tenant="desk"), 100)
     bench.now = 41.0
+    bench.access.tokens(client)
+
+
+async def test_a_share_of_the_engine_is_spent_and_flows_back(bench: Bench) -> None:
+    """A tenth of it, of which ten seconds' worth may be taken at once."""
+    tables = [msgspec.structs.replace(t, engine_share=0.1, tokens_per_minute=0) for t in TABLES]
+    bench.tenants.replace(tables)
+    client = bench.access.by_key(DESK, "http", "here")
+    bench.access.tokens(client)
+    bench.access.charge(client, 5, 3 * 10**9)  # overdrawn by two of one second
+    with pytest.raises(QueryError, match=r"this tenant has 0\.1 of the engine.s time") as refused:
+        bench.access.tokens(client)
+    assert (refused.value.code, refused.value.retry_after_s) == ("busy", pytest.approx(20))
+    assert bench.requests("desk", "engine") == 1
+    seconds = bench.store.value("foretick_tenant_engine_seconds_total", tenant="desk")
+    assert math.isclose(seconds, 3)
+    bench.now = 20.001
     bench.access.tokens(client)
 
 

@@ -1,5 +1,6 @@
 """A standing answer is judged, and labelled, by what was fitted for the way it was asked."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from daemon.engine.confidence_metrics import Confidence
 from flash.confidence import Calibration, QuestionCalibration
 from flash.late_labels import LabelError
 from flash.question import PreparedQuestion, Question
-from flash.registry import Standing
+from flash.registry import BadQuestion, Standing
 from metrics.store import MetricStore
 
 TREND = Question("trend", "Up or down?", ("UP", "DOWN"))
@@ -29,10 +30,10 @@ BY_TEXT = QuestionCalibration(
 BY_NUMBER = replace(BY_TEXT, temperature=4.0, numbered=True)
 
 
-def confidence(*fitted: QuestionCalibration, remembered: int = 100) -> Confidence:
+def confidence(*fitted: QuestionCalibration, remembered: int = 100, abstain_below: float = 0.0) -> Confidence:
     """Of a session whose prefix has numbered questions, though not always each of them."""
     config = Config(
-        model=ModelConfig(remembered_answers=remembered),
+        model=ModelConfig(remembered_answers=remembered, abstain_below=abstain_below),
         sessions=(SessionConfig(name="a", symbol="V:A"),),
         flash=FlashConfig(placement="frozen"),
     )
@@ -97,3 +98,51 @@ def test_sessions_share_evenly_what_is_remembered_whenever_they_come() -> None:
     nothing = confidence(BY_TEXT, remembered=0)
     assert nothing.of_standing(STANDING, 1, LOGITS, "UP", TEXT) is not None
     assert refused(nothing, 1) == "unknown_version"
+
+
+def within(error: float | None) -> Standing:
+    """The question with a `max_error`."""
+    asked = dataclasses.replace(TREND, max_error=error)
+    return dataclasses.replace(STANDING, question=asked)
+
+
+SURE = replace(BY_TEXT, scores=[n / 1000 for n in range(1, 400)], labels=20_000)
+
+
+def test_answers_are_marked_where_an_error_is_to_be_kept() -> None:
+    judge = confidence(SURE)
+    plain = judge.of_standing(STANDING, 1, LOGITS, "UP", TEXT)
+    assert plain is not None
+    assert plain.act is None
+    assert judge.of("a", TREND, LOGITS, "UP") == plain
+    marked = judge.of_standing(within(0.02), 2, LOGITS, "UP", TEXT)
+    assert marked is not None
+    assert (marked.act, marked.abstain_reason) == (True, None)
+    assert judge.of("a", TREND, LOGITS, "UP") == marked, "an ask is told the same"
+    assert judge._store.value("foretick_acted_total", session="a") == 1
+    assert not judge.label(within(0.02), 2, "DOWN").right
+    assert judge._store.value("foretick_acted_error_ratio", session="a") == 1.0
+    unmarked = judge.of_standing(STANDING, 3, LOGITS, "UP", TEXT)
+    assert unmarked is not None
+    assert unmarked.act is None, "the question has no max_error any more"
+    judge.keep("a", [STANDING])
+    asked = judge.of("a", TREND, LOGITS, "UP")
+    assert asked is not None
+    assert asked.act is None
+
+
+def test_what_is_below_the_least_probability_is_not_to_be_acted_on() -> None:
+    judge = confidence(SURE, abstain_below=0.9)
+    marked = judge.of_standing(within(0.02), 1, LOGITS, "UP", TEXT)
+    assert marked is not None
+    assert marked.abstained
+    assert (marked.act, marked.abstain_reason) == (False, "low_confidence")
+
+
+def test_an_error_needs_a_calibration_of_the_question() -> None:
+    judge = confidence(BY_NUMBER)
+    judge.check(within(0.02).question)
+    judge.check(TREND)
+    with pytest.raises(BadQuestion, match="max_error needs a calibration with its choices") as refused:
+        judge.check(dataclasses.replace(TREND, text="Sideways?", max_error=0.02))
+    assert refused.value.member == "max_error"

@@ -15,6 +15,7 @@ from daemon.engine import rule_labels
 from daemon.engine.labelled_bars import ClosedBar, label_of
 from daemon.engine.rule_labels import RuleLabels
 from daemon.progress import Progress
+from feeds.connector import SettingError
 from flash.confidence import AdaptiveCoverage, Calibration, QuestionCalibration, write_calibration
 from ingest.volumes import volume_of
 from tapes.question_file import read_question
@@ -48,16 +49,22 @@ def removed_rings() -> Iterator[None]:
         ring.unlink()
 
 
-def labelled(folder: Path, rule: str = RULE, **of_session: object) -> Config:
+def labelled(
+    folder: Path,
+    rule: str = RULE,
+    max_error: float | None = None,
+    fitted: QuestionCalibration = FITTED,
+    **of_session: object,
+) -> Config:
     """An untrained model with a calibration, whose one question has a rule."""
     (folder / "up.toml").write_text(rule)
     made = config(None, folder / "snapshots", session("s", **of_session))
-    own = QuestionConfig("up", TEXT, CHOICES, rule=str(folder / "up.toml"))
+    own = QuestionConfig("up", TEXT, CHOICES, rule=str(folder / "up.toml"), max_error=max_error)
     made = replace(made, questions=(own,))
     file = folder / "calibration.json"
     if not file.exists():
-        revision = Engine(made).loaded.revision
-        write_calibration(file, Calibration(model=revision, lines="decimal", data={}, questions=[FITTED]))
+        revision = Engine(replace(made, questions=())).loaded.revision
+        write_calibration(file, Calibration(model=revision, lines="decimal", data={}, questions=[fitted]))
     return replace(made, model=replace(made.model, calibration=str(file)))
 
 
@@ -135,6 +142,62 @@ def test_a_restart_goes_on_with_the_labels_that_were_waited_for(tmp_path: Path) 
     assert tuple(map(sum, zip(counted, told(after), strict=True))) == told(whole)
     cuts = [each.host.first.parts.confidence.cut("s") for each in (after, whole)]
     assert cuts[0] == cuts[1]
+
+
+def test_acting_goes_on_over_a_restart(tmp_path: Path) -> None:
+    """With the decisions, counts and state of an engine that was not restarted."""
+    sure = replace(FITTED, scores=[(n + 1) / 250 for n in range(120)])
+    made = labelled(tmp_path, max_error=0.1, fitted=sure)
+    whole = Engine(replace(made, recovery=replace(made.recovery, directory=str(tmp_path / "whole"))))
+    play(whole, 0, len(LOG))
+    before = Engine(made)
+    play(before, 0, 12)
+    before.snapshot()
+    counted = acted(before)
+    after = Engine(made, before.progress())
+    play(after, after.positions["s"]["X:a"].offset, len(LOG))
+    marked = [(each.answer.act, each.answer.abstain_reason) for each in given([before, after])]
+    assert marked == [(each.answer.act, each.answer.abstain_reason) for each in given([whole])]
+    assert {True, False} == {act for act, _ in marked}
+    assert tuple(map(sum, zip(counted, acted(after), strict=True))) == acted(whole)
+    assert acted(whole) == (sum(act is True for act, _ in marked), sum(act is False for act, _ in marked))
+    cuts = [each.host.first.parts.confidence.cut("s") for each in (after, whole)]
+    assert cuts[0] == cuts[1]
+    assert after.value("acted_error_ratio", session="s") == whole.value("acted_error_ratio", session="s") > 0
+
+
+def acted(engine: Engine) -> tuple[float, float]:
+    """Answers to act on, and others."""
+    why = ("low_confidence", "few_labels", "error_budget")
+    others = (engine.value("act_abstained_total", session="s", reason=each) for each in why)
+    return engine.value("acted_total", session="s"), sum(others)
+
+
+def test_an_error_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    other = replace(FITTED, name="other", text="Something else?")
+    with pytest.raises(SettingError, match="max_error needs a calibration with its choices") as refused:
+        Engine(labelled(tmp_path, max_error=0.02, fitted=other))
+    assert refused.value.key == "questions[0].max_error"
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_model", "message"),
+    [
+        ({"choices": ()}, {}, "needs choices"),
+        ({"provisional": True}, {}, "remove provisional"),
+        ({}, {"calibration": "off"}, "model.calibration is off"),
+    ],
+)
+def test_an_error_that_nothing_can_tell_of_is_refused_in_a_sentence(
+    tmp_path: Path, changes: dict[str, object], of_model: dict[str, str], message: str
+) -> None:
+    made = config(None, tmp_path, session("s"))
+    made = replace(made, model=replace(made.model, **of_model))
+    own = replace(QuestionConfig("up", TEXT, CHOICES, max_error=0.02), **changes)
+    (problem,) = [e for e in cross_check(replace(made, questions=(own,))) if "max_error" in e.key]
+    assert problem.key == "questions[0].max_error"
+    assert message in problem.message
+    assert "\n" not in problem.message
 
 
 def test_no_label_reaches_across_a_split(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class Counted(Access):
 
     charged = 0
 
-    def charge(self, client: Client, tokens: int) -> None:
+    def charge(self, client: Client, tokens: int, engine_ns: int = 0) -> None:
         self.charged += tokens
 
 

@@ -251,9 +251,12 @@ def test_a_waterfall_has_each_stage_at_its_place() -> None:
 def test_texts_of_others_cannot_steer_the_terminal() -> None:
     assert panels.plain("\x1b[31m[red]x\n").plain == "·[31m[red]x·"
     assert panels.answer_row(listed_answer("up", value="1.5", probability=0.25, flags=("gap", "late"))) == (
-        "up", "1.5", "0.000", "0.250", "7", "0 us", "8 ms", "gap late",
+        "up", "1.5", "0.000", "0.250", "-", "7", "0 us", "8 ms", "gap late",
     )  # fmt: skip
     assert panels.answer_row(listed_answer("up"))[1] == "UP"
+    assert panels.answer_row(listed_answer("up", act=True))[4] == "yes"
+    why = listed_answer("up", act=False, abstain_reason="few_labels")
+    assert panels.answer_row(why)[4] == "no: few_labels"
 
 
 @pytest.mark.parametrize(
