@@ -16,10 +16,12 @@ from engine.device import guarded, to_device
 from engine.graphs.runner import Capture, GraphRunner, runner_for
 from engine.model.architectures import ModelError
 from engine.model.loaded import ForwardContext, LoadedModel
+from engine.model.question_pack import MAX_TOKENS
 from engine.sampling import accept, choose
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
+from regions.extents import Placement
 from regions.frozen import Context
 from regions.kv_tensors import KVPool
 from regions.radix import RadixCache
@@ -60,11 +62,20 @@ class Engine:
             list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
         self.attention = attention or default_attention(model)
+        self._adapted: tuple[LoadedModel, ...] = ()
         budget = blocks * block_size if cache_tokens is None else cache_tokens
         self.cache = RadixCache(self.pool, budget, retained_share=retained_share)
         self.graphs: GraphRunner | None = None
         if not eager:
             self.graphs = runner_for(model, self.pool, self.attention, capture)
+
+    def install(self, adapted: LoadedModel) -> int:
+        """Run the rows of a question pack's tokens by the weights of ``adapted``; returns its first token.
+
+        Its tokens follow those of the vocabulary. Any thread may call it, one at a time.
+        """
+        self._adapted = (*self._adapted, adapted)
+        return self.model.sizes.vocabulary + MAX_TOKENS * (len(self._adapted) - 1)
 
     def resize(self, blocks: int, cache_tokens: int) -> None:
         """Use at most ``blocks`` of the pool, and ``cache_tokens`` of them for cached prefixes."""
@@ -184,33 +195,65 @@ class Engine:
 
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
         """Run one pass; returns ``read`` applied to the logits of rows ``keep`` [keep, vocabulary]."""
-        packed: list[PackedRows] = []
-        for chunk in batch:
-            start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
-            packed.append(PackedRows(start, start + n, chunk.target.next_slots(n)))
+        placements = [chunk.target.next_slots(len(chunk.tokens)) for chunk in batch]
         # tokens count as written only after `read`: an error of the device may surface only then
-        result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
-        for chunk, part in zip(batch, packed, strict=True):
-            chunk.target.wrote(part.placement, chunk.tokens)
+        result = guarded(self.model.device, lambda: read(self._logits(batch, placements, keep)))
+        for chunk, placement in zip(batch, placements, strict=True):
+            chunk.target.wrote(placement, chunk.tokens)
         return result
 
-    def _logits(self, batch: Sequence[Chunk], packed: list[PackedRows], keep: Sequence[int]) -> torch.Tensor:
-        device = self.model.device
+    def _logits(
+        self, batch: Sequence[Chunk], placements: Sequence[Placement], keep: Sequence[int]
+    ) -> torch.Tensor:
+        """Each row by its own weights; the model's own rows as if there were no others."""
+        owners = [self._weights_of(chunk) for chunk in batch]
+        if not any(owners):
+            return self._forward(0, batch, placements, keep)
+        owner_of = [owner for owner, chunk in zip(owners, batch, strict=True) for _ in chunk.tokens]
+        parts, order = list[torch.Tensor](), list[int]()
+        for number in sorted(set(owners)):
+            mine = [index for index, owner in enumerate(owners) if owner == number]
+            rows = [row for row, owner in enumerate(owner_of) if owner == number]
+            place = {row: at for at, row in enumerate(rows)}
+            kept = [at for at, row in enumerate(keep) if row in place]
+            own = [place[keep[at]] for at in kept]
+            found = self._forward(number, [batch[i] for i in mine], [placements[i] for i in mine], own)
+            if kept:
+                parts.append(found)
+                order += kept
+        if not parts:
+            return torch.empty(0, 0, device=self.model.device)
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+
+    def _weights_of(self, chunk: Chunk) -> int:
+        """By whose weights its rows run: 0 is the model, others are those of question packs."""
+        behind = chunk.tokens[0] - self.model.sizes.vocabulary if chunk.tokens else -1
+        return 0 if behind < 0 or not self._adapted else 1 + behind // MAX_TOKENS
+
+    def _forward(
+        self, number: int, batch: Sequence[Chunk], placements: Sequence[Placement], keep: Sequence[int]
+    ) -> torch.Tensor:
+        """A pass of rows with the same weights."""
+        model, first = self.model, 0
+        if number:
+            model, first = self._adapted[number - 1], self.model.sizes.vocabulary + MAX_TOKENS * (number - 1)
+        device, packed = self.model.device, list[PackedRows]()
+        for chunk, placement in zip(batch, placements, strict=True):
+            start = packed[-1].stop if packed else 0
+            packed.append(PackedRows(start, start + len(chunk.tokens), placement))
         metadata = AttentionMetadata([part for each in packed for part in each.sequences()], device)
-        tokens = [token for chunk in batch for token in chunk.tokens]
-        if self.graphs is not None and self.graphs.takes(metadata):
+        tokens = [token - first for chunk in batch for token in chunk.tokens]
+        if not number and self.graphs is not None and self.graphs.takes(metadata):
             return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1])
-        last = LastLayer(keep, metadata) if self.model.trims and 2 * len(keep) <= metadata.rows else None
+        last = LastLayer(keep, metadata) if model.trims and 2 * len(keep) <= metadata.rows else None
         if last is None:
             keep = keep or [metadata.rows - 1]  # the model needs at least one row
         ranges = [slot for part in packed for slot in part.placement.slots]
         run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
-        scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
+        scattered = [] if run else [slot for begin, n in ranges for slot in range(begin, begin + n)]
         ids, rows, slots = to_device(device, tokens, keep, scattered)
-        context = ForwardContext(
-            metadata, self.pool, run or slots, self.attention, self.model.rotations, last
-        )
-        return self.model.forward(context, ids, rows)
+        context = ForwardContext(metadata, self.pool, run or slots, self.attention, model.rotations, last)
+        return model.forward(context, ids, rows)
 
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """A context of all ``tokens``, owned by the caller; only tokens that are not cached are computed."""

@@ -29,7 +29,7 @@ class Question:
     the data's receipt or not at all (see `flash.schedules`). If it is `provisional`, it is asked behind the
     open bars, too, which are no part of the tape. Of its answers that are marked `act`, at most the share
     `max_error` is to be wrong (see `flash.acting`). It takes at most `engine_share` of the engine's time; 0:
-    any (see `flash.budgets`).
+    any (see `flash.budgets`). `pack`: FILE@REVISION of the question pack that answers it.
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
     that crosses a level, for a `level` that is not a number, and for other numbers out of range,
@@ -52,6 +52,7 @@ class Question:
     provisional: bool = False
     max_error: float | None = None
     engine_share: float = 0.0
+    pack: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
@@ -109,7 +110,8 @@ class Question:
         digest = blake2b(digest_size=16)
         form = () if self.answer == "text" else (self.answer,)
         open_bars = ("provisional",) if self.provisional else ()
-        for part in (self.text, *(self.choices or ()), *form, *open_bars):
+        taught = (self.pack.rpartition("@")[2],) if self.pack else ()  # wherever the file is
+        for part in (self.text, *(self.choices or ()), *form, *open_bars, *taught):
             data = worded(part).encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()

@@ -120,13 +120,13 @@ class TapeModel(nn.Module):
                 pointing = self._pointing(layer, x, stream, local, rows, batch)
             x = self._layer(layer, x, stream, local, tape, batch)
             if number == 0:
-                listed = _norm(x[:, torch.from_numpy(batch.listed)], 1.0)
+                listed = norm(x[:, torch.from_numpy(batch.listed)], 1.0)
             asked.append(x[:, rows])
             measured.append(x[:, batch.prefix + BAR_TOKENS - 1 : batch.prefix + batch.tape : BAR_TOKENS])
-        ends = _norm(torch.stack(measured[-self.shape.measured :]), 1.0)
-        questions = _norm(torch.stack(asked[-len(self.asked) :]), 1.0)
+        ends = norm(torch.stack(measured[-self.shape.measured :]), 1.0)
+        questions = norm(torch.stack(asked[-len(self.asked) :]), 1.0)
         x = self._last(self.layers[-1], x, stream, local, rows, batch)
-        x = _norm(x, self.norm)
+        x = norm(x, self.norm)
         logits = functional.linear(x.to(self.dtype), self.embed_tokens.to(self.dtype)).float()
         return Outputs(
             logits,
@@ -136,6 +136,23 @@ class TapeModel(nn.Module):
             listed @ self.listed.T,
             pointing,
         )
+
+    @torch.no_grad()
+    def memory(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Keys, rotated by their stream positions, and values of each layer, [tapes, heads, tokens, head].
+
+        Of the prefix and the tape; they depend on no question.
+        """
+        x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
+        stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
+        blocks, tokens, found = _masks(batch, self.dtype), batch.prefix + batch.tape, []
+        for number, layer in enumerate(self.layers):
+            h = norm(x, layer.input_layernorm).to(self.dtype)
+            k, v = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj))).chunk(2, 1)
+            found.append((rotate(k, stream)[:, :, :tokens], v[:, :, :tokens]))
+            if number < len(self.layers) - 1:
+                x = self._layer(layer, x, stream, local, blocks, batch)
+        return found
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
         angles = torch.from_numpy(positions).float()[:, None] * self.inverse
@@ -151,21 +168,21 @@ class TapeModel(nn.Module):
     def _layer(
         self, layer: Any, x: Tensor, stream: Any, local: Any, blocks: list[_Block], batch: Batch
     ) -> Tensor:
-        h = _norm(x, layer.input_layernorm).to(self.dtype)
+        h = norm(x, layer.input_layernorm).to(self.dtype)
         qkv = self._heads(functional.linear(h, self._cast(layer.q_proj, layer.k_proj, layer.v_proj)))
         q, k, v = qkv.chunk(3, 1)
-        keys = _two_ways(_rotate(k, stream), batch.prefix)
-        queries = torch.cat((_rotate(q, stream), _rotate(q, local)), -1)
+        keys = _two_ways(rotate(k, stream), batch.prefix)
+        queries = torch.cat((rotate(q, stream), rotate(q, local)), -1)
         attended = [_attend(queries[:, :, block.first : block.last], keys, v, block) for block in blocks]
         return self._mix(layer, x, torch.cat(attended, 2))
 
     def _last(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
-        h = _norm(x, layer.input_layernorm).to(self.dtype)
+        h = norm(x, layer.input_layernorm).to(self.dtype)
         kv = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj)))
         k, v = kv.chunk(2, 1)
         q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj)))
-        queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
-        keys = _two_ways(_rotate(k, stream), batch.prefix)
+        queries = torch.cat([rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
+        keys = _two_ways(rotate(k, stream), batch.prefix)
         everything = np.arange(len(batch.stream))
         block = _Block(
             0, len(rows), 0, 0, len(everything), _visible(batch, batch.queries.rows, everything, self.dtype)
@@ -174,11 +191,11 @@ class TapeModel(nn.Module):
 
     def _pointing(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
         """See `Outputs.pointing`."""
-        h, head = _norm(x, layer.input_layernorm).to(self.dtype), self.shape.head
+        h, head = norm(x, layer.input_layernorm).to(self.dtype), self.shape.head
         k = self._heads(functional.linear(h, self._cast(layer.k_proj[:head])))
         q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj[:head])))
-        queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
-        keys = _two_ways(_rotate(k, stream), batch.prefix)
+        queries = torch.cat([rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
+        keys = _two_ways(rotate(k, stream), batch.prefix)
         bias = _visible(batch, batch.queries.rows, np.arange(len(batch.stream)), self.dtype)
         weights = (queries @ keys.transpose(-1, -2) * head**-0.5 + bias).float().log_softmax(-1)
         number = np.arange(len(rows)) % len(batch.listed)
@@ -188,7 +205,7 @@ class TapeModel(nn.Module):
     def _mix(self, layer: Any, x: Tensor, attended: Tensor) -> Tensor:
         attended = attended.transpose(1, 2).reshape(x.shape)
         x = x + functional.linear(attended, layer.o_proj.to(self.dtype))
-        h = _norm(x, layer.post_attention_layernorm).to(self.dtype)
+        h = norm(x, layer.post_attention_layernorm).to(self.dtype)
         gate, up = functional.linear(h, self._cast(layer.gate_proj, layer.up_proj)).chunk(2, -1)
         return x + functional.linear(functional.silu(gate) * up, layer.down_proj.to(self.dtype))
 
@@ -255,11 +272,11 @@ def _attend(queries: Tensor, keys: Tensor, v: Tensor, block: _Block) -> Tensor:
     return (torch.softmax(scores, -1) @ v.flatten(0, 1)).view(*shape[:-1], -1)
 
 
-def _norm(x: Tensor, weight: Tensor | float) -> Tensor:
+def norm(x: Tensor, weight: Tensor | float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
-def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = angles
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat((-second, first), -1) * sine

@@ -85,6 +85,41 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Windows of bars, each around an anchor of its own; ``described``: see `Source`."""
+
+    everything: Bars
+    spec: CompactSpec
+    described: dict[str, str | int | float]
+
+    def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
+        """Windows in an order that is drawn once; those with headers of equal length go together.
+
+        Windows of one stretch of the file share bars and are one tape; none reaches into the next stretch.
+        """
+        everything = self.everything
+        waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
+        stretch = _STRETCH * bars
+        starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
+        starts = starts[starts % stretch + bars <= stretch]
+        for start in np.random.default_rng(0).permutation(starts):
+            part = everything[start : start + bars]
+            anchor = anchor_of(part, self.spec)
+            header = vocabulary.encode(anchor.header)
+            group = waiting.setdefault(len(header), [])
+            group.append((levels_of(part, anchor, window), header, int(start) // stretch))
+            if len(group) == _TAPES:
+                yield _together(waiting.pop(len(header)), window)
+        for group in waiting.values():
+            yield _together(group, window)
+
+    def part(self, begin: float, end: float) -> Stretch:
+        """The bars between two shares of all, in time order."""
+        first, last = (round(share * len(self.everything)) for share in (begin, end))
+        return replace(self, everything=self.everything[first:last])
+
+
+@dataclass(frozen=True)
 class Recorded:
     """Windows of a file's bars, one bar further each, each around an anchor of its own."""
 
@@ -98,25 +133,16 @@ class Recorded:
         return {"tape": self.path.name, "format": self.form}
 
     def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
-        """Windows in an order that is drawn once; those with headers of equal length go together.
+        """See `Stretch`."""
+        yield from self.stretch().batches(vocabulary, bars, window)
 
-        Windows of one stretch of the file share bars and are one tape; none reaches into the next stretch.
-        """
-        everything, spec = self.bars()
-        waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
-        stretch = _STRETCH * bars
-        starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
-        starts = starts[starts % stretch + bars <= stretch]
-        for start in np.random.default_rng(0).permutation(starts):
-            part = everything[start : start + bars]
-            anchor = anchor_of(part, spec)
-            header = vocabulary.encode(anchor.header)
-            group = waiting.setdefault(len(header), [])
-            group.append((levels_of(part, anchor, window), header, int(start) // stretch))
-            if len(group) == _TAPES:
-                yield _together(waiting.pop(len(header)), window)
-        for group in waiting.values():
-            yield _together(group, window)
+    def stretch(self) -> Stretch:
+        """All of the file."""
+        return Stretch(*self.bars(), self.described)
+
+    def symbols(self) -> frozenset[str]:
+        """Of its records, with and without the venue."""
+        return frozenset(name for each in self._records() for name in (each.symbol, each.key))
 
     def bars(self) -> tuple[Bars, CompactSpec]:
         """All bars, and how their prices are written. Ticks become bars of ``interval_ns``."""
@@ -156,7 +182,7 @@ def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:
 
     opened, high, low, close, volume = map(column, ("open", "high", "low", "close", "volume"))
     shown_at = minutes(close.shape[1])
-    levels = Levels(opened, high, low, close, volume, column("percent"), window, shown_at)
+    levels = Levels(opened, high, low, close, volume, column("percent"), window, shown_at, column("at"))
     return Drawn(levels, np.array([header for _, header, _ in group]), np.array([name for *_, name in group]))
 
 

@@ -175,6 +175,7 @@ class SetQuestion(_OfSession, frozen=True, tag="set_question"):
     provisional: bool = False
     max_error: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
     engine_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    pack: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class RemoveQuestion(_OfSession, frozen=True, tag="remove_question"):
@@ -517,6 +518,7 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     max_error: float | None = None
     engine_share: float = 0.0
     engine_used: float = 0.0
+    pack: str = ""
     paused: bool = False
 
 

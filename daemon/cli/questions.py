@@ -1,14 +1,16 @@
 """`foretick questions`: the standing questions of a running daemon."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import click
 from msgspec import inspect
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import QuestionInfo, QuestionsReply
+from daemon.api.messages import QueryError, QuestionInfo, QuestionsReply
 from daemon.cli.options import endpoint_option, query
 from daemon.config.errors import ConfigError
 from daemon.config.key_reference import description
@@ -16,6 +18,7 @@ from daemon.config.load import load_table
 from daemon.config.overrides import bare
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import question_of
+from engine.model.question_pack import PackError, read_pack
 from flash.question import Question
 
 _NAMED = {"name", "text", "choices", "sessions"}
@@ -24,7 +27,7 @@ _NAMED = {"name", "text", "choices", "sessions"}
 
 @click.group("questions")
 def command() -> None:
-    """List, add, change and remove the standing questions of a running daemon."""
+    """List, add, change, install and remove the standing questions of a running daemon."""
 
 
 @command.command("list")
@@ -71,6 +74,45 @@ def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint:
     _run(endpoint, lambda client: client.set_question(session, **members))
 
 
+@command.command("install")
+@click.argument("pack", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("sessions", nargs=-1)
+@click.option("--name", default="", help="its name in answers; default: the pack's")
+@endpoint_option
+def install(pack: Path, sessions: tuple[str, ...], name: str, endpoint: str) -> None:
+    """Ask the question of PACK (see `foretick teach`) in SESSIONS, by default in all.
+
+    The daemon reads the file by this path. A question of the same name is replaced; no other answer changes.
+    It stays until the daemon ends or reads its configuration again: `pack` of [[questions]] is for longer.
+    """
+    try:
+        head = read_pack(pack).head  # all of it, before a daemon is asked
+    except PackError as error:
+        raise click.ClickException(str(error)) from None
+    asked = {"name": name or head.name, "text": head.text, "choices": head.choices}
+    asked["pack"] = f"{pack.absolute()}@{head.revision}"
+
+    def work(client: QueryClient) -> dict[str, str]:
+        """Why each session refuses it, "" where it does not."""
+        wanted = sessions or [each.name for each in client.sessions().sessions]
+        return {session: _refusal(client, session, asked) for session in wanted}
+
+    found = query(endpoint, work)
+    for session, why in found.items():
+        click.echo(f"{session}: {why or f'asks {head.text!r} from now on'}", err=bool(why))
+    if any(found.values()) or not found:
+        installed = sum(not why for why in found.values())
+        raise click.ClickException(f"installed in {installed} of {len(found)} sessions")
+
+
+def _refusal(client: QueryClient, session: str, asked: dict[str, Any]) -> str:
+    try:
+        client.set_question(session, **asked)
+    except QueryError as error:
+        return str(error)
+    return ""
+
+
 @command.command("pause")
 @click.argument("session")
 @click.argument("name", default="")
@@ -100,6 +142,8 @@ def remove(session: str, name: str, endpoint: str) -> None:
 
 def question_from(keys: dict[str, Any]) -> Question:
     """The question that keys of the configuration declare, numbers as text. Raises click.UsageError."""
+    if keys.get("pack"):
+        keys = keys | {"pack": os.path.abspath(keys["pack"])}  # the daemon runs elsewhere
     try:
         return question_of(load_table(QuestionConfig, keys))
     except ConfigError as error:

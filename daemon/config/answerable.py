@@ -32,6 +32,8 @@ def terse_text(question: Question) -> str:
 def refusal_of(model: ModelConfig, question: Question) -> str:
     """Why the model cannot answer ``question``; "" where it can."""
     terse = terse_of(model)
+    if question.pack:
+        return "" if terse is not None else "a question pack is for the tape model, and this one reads words"
     if terse is None:
         return ""
     try:

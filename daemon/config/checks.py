@@ -284,6 +284,11 @@ def _questions(config: Config) -> Iterator[KeyProblem]:
                 yield f"{here}.rule", why
         if question.max_error is not None and (why := _unlabelled(config, question)):
             yield f"{here}.max_error", why
+        if question.pack:
+            from daemon.config import taught
+
+            if why := taught.problem(question):
+                yield f"{here}.pack", why
         if question.max_tokens > limit:
             yield f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
 

@@ -727,6 +727,13 @@ class QuestionConfig(Table, frozen=True):
             'bars close, and choice sets follow; "" is none'
         ),
     ] = ""
+    pack: Annotated[
+        str,
+        about(
+            "file of the question pack that answers it (see questions), or FILE@REVISION; text and choices "
+            'are the pack\'s; "" is none'
+        ),
+    ] = ""
     max_tokens: Annotated[int, about("longest free-text answer, in tokens", ge=1)] = 8
     answer: Annotated[AnswerForm, about("form of a free-text answer: any text, or a decimal number only")] = (
         "text"

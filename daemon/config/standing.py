@@ -51,13 +51,14 @@ def refusal_by(model: ModelConfig, asked: QuestionConfig) -> str:
 
 
 def question_of(asked: QuestionConfig) -> Question:
-    """The question that a table declares."""
+    """The question that a table declares. Raises ValueError, also for a pack that cannot be read."""
     members = {f.name: getattr(asked, f.name) for f in fields(Question) if hasattr(asked, f.name)}
     changed = {
         "choices": asked.choices or None,
         "level": str(asked.level),
         "ask_every_ns": int(asked.ask_every),
         "answer_within_ns": int(asked.answer_within),
+        "pack": _pinned(asked.pack) if asked.pack else "",
     }
     return Question(**members | changed)
 
@@ -72,3 +73,9 @@ def table_of(question: Question, session: str) -> QuestionConfig:
         "answer_within": Duration(question.answer_within_ns),
     }
     return QuestionConfig(**members | changed, sessions=(session,))
+
+
+def _pinned(pack: str) -> str:
+    from engine.model.question_pack import pinned  # reads tensors, which few configurations need
+
+    return pinned(pack)

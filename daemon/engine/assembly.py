@@ -177,7 +177,7 @@ def _confidence(
     config: Config, built: Built, scheduler: Scheduler, store: MetricStore, emit: Emit
 ) -> Confidence:
     """What judges answers. Raises SettingError for an error that cannot be kept."""
-    found = Confidence(built.opened, built.prompt, built.calibration, store, emit)
+    found = Confidence(built.opened, built.prompt, built.calibration, store, emit, built.packs)
     for asked in questions_of(config):
         try:
             found.check(asked.question)

@@ -19,6 +19,7 @@ from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import SharedMemory, check_memory, check_weights, fitting_blocks
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes
+from daemon.engine.question_packs import EnginePacks
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
 from engine.device import in_own_thread, out_of_memory, resolve_device, use_threads
@@ -73,6 +74,7 @@ class Built:
     prefixes: EnginePrefixes
     recovery: Recovery
     limit: PoolLimit
+    packs: EnginePacks
     calibration: Calibration | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
     """What each session goes on from."""
@@ -185,12 +187,14 @@ class Built:
         Raises ValueError for a choice that is empty or not the model's, and BadQuestion for a question that
         the model does not answer.
         """
-        return prepared(self.prompt, question)
+        return self.packs.prepared(question) if question.pack else prepared(self.prompt, question)
 
     def answers(self, question: Question) -> tuple[str, ...]:
         """All answers of a terse model to ``question``, none where they are numbers. Raises BadQuestion."""
         terse = self.prompt.terse
         assert terse is not None, "other models answer in any words"
+        if question.pack:
+            return self.packs.answers(question)
         choices = known(self.prompt, question, terse).choices
         return (*choices, terse.none) if choices else ()
 
@@ -489,7 +493,10 @@ def _build(
         recovery.files.prepare()
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
-    keeping = tiers, costs, lines, prefixes, recovery, limit, calibration
+    packs = EnginePacks(
+        engine, directory_of(config.model), prompt, calibrates=config.model.calibration != "off"
+    )
+    keeping = tiers, costs, lines, prefixes, recovery, limit, packs, calibration
     built = Built(opened, loaded, prompt, engine, tapes, *keeping)
     at_start = {session.name for session in opened.sessions}
     for table, session in tables_of(config):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.config.schema import Config, ModelConfig
+from daemon.engine.question_packs import EnginePacks
 from engine.model.chat_format import PromptFormat
 from engine.model.revision import CALIBRATION
 from feeds.connector import SettingError
@@ -73,10 +74,11 @@ class Confidence:
         calibration: Calibration | None,
         store: MetricStore,
         emit: Callable[[protocol.Labelled], None] = lambda event: None,
+        packs: EnginePacks | None = None,
     ) -> None:
         """``emit``: tells of a label."""
         self._settings, self._prompt, self._calibration = config.model, prompt, calibration
-        self._store, self._emit = store, emit
+        self._store, self._emit, self._packs = store, emit, packs
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
         self._labels: dict[str, LateLabels] = {}
@@ -154,7 +156,8 @@ class Confidence:
     def remember(self, session: str, answers: Iterable[WaitingAnswer]) -> None:
         """Let answers of an earlier engine wait, but for those whose question has no calibration any more."""
         for each in answers:
-            fitted = self._calibration and self._calibration.find(each.name, each.choices, each.numbered)
+            known = self._calibration and self._calibration.find(each.name, each.choices, each.numbered)
+            fitted = known or (self._packs and self._packs.find(each.name, each.choices))
             if fitted:
                 judged = JudgedAnswer(fitted, each.logits, each.given, each.choice_set, each.decided)
                 self._labels[session].remember(each.question, each.version, judged)
@@ -262,6 +265,8 @@ class Confidence:
 
     def _fitted(self, question: Question, numbered: bool = False) -> QuestionCalibration | None:
         """What was fitted for a question with choices, asked so."""
+        if question.pack and question.choices:
+            return self._packs.fitted(question) if self._packs else None
         if self._calibration is None or not question.choices:
             return None
         return self._calibration.find(self._asked(question), question.choices, numbered)

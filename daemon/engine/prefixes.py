@@ -146,7 +146,8 @@ class EnginePrefixes:
         self._listings[session].append(listing)
 
     def _made(self, parts: _Parts) -> QuestionList:
-        known = [(each.text, self._text_of(each)) for each in parts.questions]
+        # a pack's tokens ask its question
+        known = [(each.text, self._text_of(each)) for each in parts.questions if not each.pack]
         listed = [(text, own) for text, own in known if self._prompt.answers_by_number(own)]
         texts = [own for _, own in listed]
         prefix = self._prompt.frozen(parts.header, texts, symbols=parts.several, about=parts.about)

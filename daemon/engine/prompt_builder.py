@@ -193,7 +193,9 @@ class PromptBuilder:
             return standing, {}
         text = (asked.meant or asked.turns[-1].text) if terse else transcript(asked.turns)
         most = asked.max_tokens or self._limits.max_new_tokens
-        question = Question("ask", standing.text if standing else text, asked.choices or None, most)
+        pack = standing.pack if standing else ""
+        asks = standing.text if standing else text
+        question = Question("ask", asks, asked.choices or None, most, pack=pack)
         if asked.schema is None:
             return question, {}
         if terse:

@@ -17,6 +17,7 @@ from daemon.config.schema import Config
 from daemon.config.standing import questions_of, table_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.pending import PendingCommands
+from engine.model.question_pack import pinned
 from flash.question import Question
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Questions:
         """Add a question, or change the one with its name."""
         try:
             members = {f.name: getattr(request, f.name) for f in fields(Question)}
+            if request.pack:
+                members["pack"] = pinned(request.pack)
             new = Question(**members | {"choices": request.choices or None})
         except ValueError as error:
             raise messages.QueryError("bad_request", str(error)) from None

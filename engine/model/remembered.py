@@ -40,7 +40,7 @@ MEMORY = Memory()
 """Of loads."""
 _ROOT = Path(__file__).parent.parent
 _CODE = tuple(_ROOT / name for name in ("", "attention", "compiled", "model"))
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _VARYING = ("dynamic", "longrope")
 """Kinds of rotary tables that follow the longest position."""
 
@@ -175,7 +175,7 @@ def _loaded(found: Found, path: Path, revision: str, choice: LayerChoice | None)
         found.max_positions,
         found.trims,
         found.described,
-        decoder=packed(_tensors(path, dtype), found.shape, rotary, pairs=found.pairs),
+        decoder=packed(tensors_of(path, dtype), found.shape, rotary, pairs=found.pairs),
         end_ids=frozenset(found.end_ids),
         generation=found.generation,
         choice=choice,
@@ -215,7 +215,7 @@ def _choice(compared: Question | None, memory: Memory) -> LayerChoice | None:
     return LayerChoice(verdict, True, memory.path(compared), compared)
 
 
-def _tensors(path: Path, dtype: torch.dtype) -> Tensors:
+def tensors_of(path: Path, dtype: torch.dtype) -> Tensors:
     """The weights in directory ``path``; a tied head is the embedding. Raises OSError and SafetensorError."""
     index = path / "model.safetensors.index.json"
     whole = path / "model.safetensors"
@@ -224,14 +224,14 @@ def _tensors(path: Path, dtype: torch.dtype) -> Tensors:
     for name in sorted(names):
         with safe_open(path / name, "pt") as file:
             found |= {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118  # no mapping
-    found.setdefault(_HEAD, found[_EMBEDDING])
+    found.setdefault(HEAD, found[EMBEDDING])
     return found
 
 
 def _reads_back(path: Path, dtype: torch.dtype, state: Mapping[str, torch.Tensor]) -> bool:
     """Whether the files hold exactly the tensors that transformers has made of them."""
     try:
-        read = _tensors(path, dtype)
+        read = tensors_of(path, dtype)
     except (OSError, KeyError, ValueError, SafetensorError):
         return False
     return read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)

@@ -1,0 +1,178 @@
+"""Question packs in a daemon: configured, installed while it runs, refused; other answers stay to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.api.messages import Ask, QueryError
+from daemon.config.checks import cross_check
+from daemon.config.schema import Config, FlashConfig, ModelConfig, QuestionConfig
+from engine.model.question_pack import pinned, write_pack
+from feeds.connector import SettingError
+from feeds.market_data import Answer
+from tests.kit import inproc_config, sessions
+from tests.kit.daemon import invoke
+from tests.kit.inproc import RunningDaemon, running
+from tests.kit.models import terse_directory
+from tests.kit.packs import CHOICES, TEXT, random_pack
+from training.tokenizer import NONE
+
+BARS = 12
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return terse_directory(tmp_path_factory.mktemp("terse") / "model")
+
+
+@pytest.fixture
+def pack(directory: Path, tmp_path: Path) -> Path:
+    write_pack(tmp_path / "near.pack", random_pack(directory))
+    return tmp_path / "near.pack"
+
+
+def config(directory: Path, *packs: Path, **settings: object) -> Config:
+    own = tuple(QuestionConfig(f"near{n}", TEXT, CHOICES, pack=str(each)) for n, each in enumerate(packs))
+    model = ModelConfig(path=str(directory))
+    return inproc_config(
+        sessions=sessions("V:AAA"), model=model, standing="paper_six", questions=own, **settings
+    )
+
+
+def said(answers: Sequence[Answer], begin: int = 0) -> dict[tuple[int, str], tuple[object, ...]]:
+    """What each answer of the model's own questions says, to the bit."""
+    return {
+        (each.data_version, each.question): (
+            each.text,
+            each.choice,
+            each.logit_gap,
+            each.value,
+            each.question_hash,
+        )
+        for each in answers
+        if not each.question.startswith("near") and each.data_version > begin
+    }
+
+
+@pytest.fixture
+async def without(directory: Path) -> dict[tuple[int, str], tuple[object, ...]]:
+    """The answers of a daemon without packs."""
+    async with running(config(directory)) as daemon:
+        await daemon.advance(BARS)
+        return said(daemon.answers())
+
+
+def near(daemon: RunningDaemon, name: str = "near0") -> list[Answer]:
+    return [each for each in daemon.answers() if each.question == name]
+
+
+async def test_configured_packs_answer_and_change_no_other_answer(
+    directory: Path, tmp_path: Path, pack: Path, without: dict[tuple[int, str], tuple[object, ...]]
+) -> None:
+    """Two packs of one text, told apart by the hash; windows slide, as they have eight bars."""
+    write_pack(tmp_path / "other.pack", random_pack(directory, tokens=3, seed=5))
+    async with running(config(directory, pack, tmp_path / "other.pack")) as daemon:
+        await daemon.advance(BARS)
+        assert said(daemon.answers()) == without
+        one, other = near(daemon), near(daemon, "near1")
+        asked = await daemon.ask_engine(Ask(1, "aaa", TEXT))
+    assert len(one) == len(other) == BARS
+    assert {each.choice for each in one} <= set(CHOICES)
+    assert [each.logit_gap for each in one] != [each.logit_gap for each in other]
+    assert one[0].question_hash != other[0].question_hash
+    assert [each.computed_tokens for each in one] == [2] * BARS  # with the answer
+    assert [each.computed_tokens for each in other] == [4] * BARS
+    assert all(each.probability is not None and each.choice_set is not None for each in one)
+    assert (asked.choice, asked.logit_gap) == (one[-1].choice, one[-1].logit_gap)
+
+
+async def test_a_pack_is_installed_and_removed_while_the_daemon_runs(
+    directory: Path, pack: Path, without: dict[tuple[int, str], tuple[object, ...]]
+) -> None:
+    async with running(config(directory)) as daemon:
+        await daemon.advance(4)
+        done = await asyncio.to_thread(
+            invoke, "questions", "install", str(pack), "--name", "near0", "--endpoint", daemon.endpoint
+        )
+        assert done.exit_code == 0, done.output
+        assert done.stdout == f"aaa: asks {TEXT!r} from now on\n"
+        await daemon.advance(4)
+        assert [each.data_version for each in near(daemon)] == [5, 6, 7, 8]
+        reply = await daemon.call("remove_question", "aaa", "near0")
+        assert "near0" not in {each.name for each in reply.questions}
+        await daemon.advance(BARS - 8)
+        assert len(near(daemon)) == 4
+        assert said(daemon.answers()) == without
+
+
+async def test_what_cannot_be_installed_is_refused_and_nothing_is_lost(
+    directory: Path, tmp_path: Path, pack: Path, without: dict[tuple[int, str], tuple[object, ...]]
+) -> None:
+    foreign, cut = tmp_path / "foreign.pack", tmp_path / "cut.pack"
+    write_pack(foreign, random_pack(directory, base="0123456789abcdef"))
+    cut.write_bytes(pack.read_bytes()[:-100])
+    async with running(config(directory)) as daemon:
+        await daemon.advance(4)
+
+        async def refused(text: str, choices: tuple[str, ...], file: Path | str, why: str) -> None:
+            with pytest.raises(QueryError, match=why):
+                await daemon.call("set_question", "aaa", "near0", text, choices, pack=str(file))
+
+        await refused(TEXT, CHOICES, foreign, "was taught to model 0123456789abcdef")
+        await refused(TEXT, CHOICES, cut, "is cut or broken")
+        await refused(TEXT, CHOICES, tmp_path / "none.pack", "cannot read the question pack")
+        await refused(TEXT, CHOICES, f"{pack}@0123456789abcdef", "is another question pack by now")
+        await refused("Is it far?", CHOICES, pack, "the pack is of another question")
+        await refused(TEXT, ("YES", "MAYBE"), pack, "the pack answers")
+        await refused(TEXT, (), pack, "the pack answers .*, not free text")
+        for file, why in ((cut, "is cut or broken"), (foreign, "installed in 0 of 1 sessions")):
+            done = await asyncio.to_thread(
+                invoke, "questions", "install", str(file), "--endpoint", daemon.endpoint
+            )
+            assert done.exit_code == 1
+            assert why in done.output
+        with_none = (*CHOICES, NONE)
+        await daemon.call("set_question", "aaa", "near0", TEXT, with_none, pack=str(pack))
+        await daemon.advance(BARS - 4)
+        assert said(daemon.answers()) == without
+        assert {each.choice for each in near(daemon)} <= set(with_none)
+
+
+async def test_a_numbered_prefix_leaves_packs_to_their_tokens(directory: Path, pack: Path) -> None:
+    async with running(config(directory, pack, flash=FlashConfig(placement="frozen"))) as daemon:
+        await daemon.advance(3)
+        assert [each.computed_tokens for each in near(daemon)] == [2, 2, 2]  # with the answer
+        trend = [each for each in daemon.answers() if each.question == "trend"]
+        assert {each.computed_tokens for each in trend} == {3}
+
+
+def test_a_configuration_says_which_pack_cannot_answer(directory: Path, tmp_path: Path, pack: Path) -> None:
+    def problems(**changes: object) -> list[str]:
+        made = config(directory, pack)
+        own = msgspec.structs.replace(made.questions[0], **changes)
+        return [
+            f"{each.key}: {each.message}"
+            for each in cross_check(msgspec.structs.replace(made, questions=(own,)))
+        ]
+
+    assert problems() == []
+    assert problems(pack=pinned(str(pack))) == []
+    (why,) = problems(pack=str(tmp_path / "none.pack"))
+    assert why.startswith("questions[0].pack: cannot read the question pack")
+    (why,) = problems(text="Is it far?")
+    assert why == f"questions[0].pack: the pack is of another question: {TEXT!r}"
+    (why,) = problems(choices=())
+    assert why == "questions[0].pack: the pack answers ['YES', 'NO', 'NONE'], not free text"
+
+
+async def test_a_pack_of_another_model_stops_the_start_with_its_key(directory: Path, tmp_path: Path) -> None:
+    write_pack(tmp_path / "foreign.pack", random_pack(directory, base="0123456789abcdef"))
+    with pytest.raises(SettingError, match="was taught to model 0123456789abcdef") as refused:
+        async with running(config(directory, tmp_path / "foreign.pack")):
+            raise AssertionError("it started")
+    assert refused.value.key == "questions[0].text"
