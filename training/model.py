@@ -146,7 +146,8 @@ class TapeModel(nn.Module):
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
         blocks, tokens, found = _masks(batch, self.dtype), batch.prefix + batch.tape, []
-        for number, layer in enumerate(self.layers):
+        layers: list[Any] = list(self.layers)
+        for number, layer in enumerate(layers):
             h = norm(x, layer.input_layernorm).to(self.dtype)
             k, v = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj))).chunk(2, 1)
             found.append((rotate(k, stream)[:, :, :tokens], v[:, :, :tokens]))
@@ -273,10 +274,12 @@ def _attend(queries: Tensor, keys: Tensor, v: Tensor, block: _Block) -> Tensor:
 
 
 def norm(x: Tensor, weight: Tensor | float) -> Tensor:
+    """RMS norm."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """RoPE: ``x`` rotated by these cosines and sines, halves paired."""
     cosine, sine = angles
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat((-second, first), -1) * sine

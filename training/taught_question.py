@@ -149,7 +149,9 @@ def _check_reads_shown(
     named: str, value: Callable[[Levels], Ints], levels: Levels, found: Ints, window: int
 ) -> None:
     """Raise QuestionError where a label changes with bars that are not shown: to come, or evicted."""
-    bars = levels.close.shape[1]
+    tapes, bars = levels.close.shape
+    if tapes > 1 and (value(_cut(levels, 0, bars, 2)) != found[::2]).any():
+        raise QuestionError(f"{named} reads other tapes than a bar's own")
     for bar in np.linspace(min(window, bars) - 1, bars - 1, _TRIED).astype(int).tolist():
         for first, why in ((0, "looks ahead"), (max(bar + 1 - window, 0), f"reads more than {window} bars")):
             again = value(_cut(levels, first, bar + 1))[:, -1]
@@ -157,9 +159,13 @@ def _check_reads_shown(
                 raise QuestionError(f"{named} {why}: without them its label of a bar is another one")
 
 
-def _cut(levels: Levels, first: int, stop: int) -> Levels:
-    columns = {n: getattr(levels, n)[:, first:stop] for n in ("open", "high", "low", "close", "volume")}
-    return replace(levels, **columns, minute=None, at=None)
+def _cut(levels: Levels, first: int, stop: int, every: int = 1) -> Levels:
+    """Some bars of every such tape."""
+    columns = {
+        name: getattr(levels, name)[::every, first:stop]
+        for name in ("open", "high", "low", "close", "volume")
+    }
+    return replace(levels, **columns, percent=levels.percent[::every], minute=None, at=None)
 
 
 # A file of labels.

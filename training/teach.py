@@ -1,8 +1,8 @@
 """Teaches the tape model a question: labelled tapes, and training of what is the question's own.
 
 The frozen model reads each tape once; tapes are kept for a while, and each step asks behind some of their
-bars. Bars are drawn so that every answer comes about as often. Steps are counted, so that equal seeds make equal
-packs; fewer are planned where the machine would not end in time.
+bars. Bars are drawn so that every answer comes about as often. Steps are counted, so that equal seeds make
+equal packs; fewer are planned where the machine would not end in time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Plan:
     seed: int = 0
     tokens: int = 1
     rank: int = 16
-    cuts: int = 32
-    fresh: int = 6
+    cuts: int = 16
+    fresh: int = 8
     kept: int = 32
     rate: float = 3e-3
     cooldown: float = 0.5
@@ -90,7 +90,7 @@ class Teacher:
             self.model.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0
         )
         frequency = np.full(len(self.rule.choices) + 1, 1 / (len(self.rule.choices) + 1))
-        began, steps, mean = time.monotonic(), plan.steps, 1.0
+        began, steps, mean = time.monotonic(), plan.steps, 0.0
         step = 0
         while step < steps:
             if step == 2:
@@ -110,13 +110,13 @@ class Teacher:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own backward has no annotation
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
                 optimiser.step()
-                mean += 0.05 * (float(loss.detach()) - mean)
+                mean += (0.05 if mean else 1.0) * (float(loss.detach()) - mean)
             step += 1
             yield Progress(step, steps, mean)
 
     def _loss(self, lesson: _Lesson, rng: np.random.Generator, frequency: Floats) -> torch.Tensor | None:
         """Of one step; None where its tapes have nothing to ask. ``frequency`` of the answers follows."""
-        value, margin = (each[:, lesson.first :] for each in lesson.labels)
+        value, margin = lesson.labels.value[:, lesson.first :], lesson.labels.margin[:, lesson.first :]
         target = np.where(value == UNDEFINED, len(self.rule.choices), value).astype(np.int64)
         allowed = (value != UNDEFINED) | self.asks_none
         if not allowed.any():

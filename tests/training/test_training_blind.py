@@ -1,4 +1,4 @@
-"""The ten questions of docs/measurements/teach, none of which the method was tuned on, each taught in ten minutes."""
+"""The ten questions of docs/measurements/teach, on which nothing was tuned, each taught in ten minutes."""
 
 import time
 from pathlib import Path

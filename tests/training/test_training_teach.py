@@ -210,8 +210,9 @@ def test_a_python_labeller_gets_prices_and_gives_labels(vocabulary: Vocabulary, 
     ("body", "why"),
     [
         ("return (close < np.roll(close, -1, 1)).astype(int)", "looks ahead"),
-        ("return (close > close.mean()).astype(int)", "looks ahead"),
-        ("return (close > np.roll(close, 70, 1)).astype(int)", "reads more than 64 bars"),
+        ("return (close > close.mean(1, keepdims=True)).astype(int)", "looks ahead"),
+        ("return (close > close.mean()).astype(int)", "reads other tapes"),
+        ("return (close > close[:, :1]).astype(int)", "reads more than 64 bars"),
         ("return close", "must return whole numbers"),
         ("return np.zeros(3, int)", "must return whole numbers"),
         ("return np.full(close.shape, 2)", "returned 2 to 2"),
@@ -303,12 +304,11 @@ def test_a_question_near_one_of_the_model_s_is_taught_in_seconds_and_again_the_s
     assert packs[0] == packs[1]
     pack, card = read_pack(tmp_path / "one.pack"), (tmp_path / "one.md").read_text()
     assert (pack.head.name, pack.head.base) == ("breakout19", revision_of(TAPE_MODEL))
-    assert [each["choices"] for each in pack.head.calibrations][0] == ["YES", "NO"]
+    assert next(each["choices"] for each in pack.head.calibrations) == ["YES", "NO"]
     assert "**Accepted**" in card
     assert "| generated, fresh | " in card
     assert "| generated, one window later | " in card
     assert f"| revision | {pack.head.revision} |" in card
-    assert "NONE wins in" in card
     result = run(file, *QUICK, "--seed", 1, "--out", tmp_path / "other.pack")
     assert result.exit_code == 0
     assert (tmp_path / "other.pack").read_bytes() != packs[0]

@@ -188,7 +188,7 @@ def test_a_changed_byte_and_what_is_no_pack_are_refused(directory: Path, tmp_pat
         read_pack(file)
     with pytest.raises(PackError, match="is no question pack"):
         read_pack(directory / "model.safetensors")
-    with pytest.raises(PackError, match="cannot read the question pack .*: No such file"):
+    with pytest.raises(PackError, match=r"cannot read the question pack .*: No such file"):
         read_head(tmp_path / "none.pack")
     write_pack(file, random_pack(directory))
     file.write_bytes(file.read_bytes().replace(rb"\"version\":1", rb"\"version\":2"))
