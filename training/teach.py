@@ -26,7 +26,7 @@ _UNDEFINED_SHARE = 0.15
 _MARGIN_WEIGHT, _LARGEST_MARGIN = 0.5, 6
 _PACE = 12
 """Steps by which the time of the others is guessed, without the first two."""
-_FEWEST = 50
+_FEWEST = 10
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _again(source: Source, vocabulary: Vocabulary, bars: int, window: int) -> It
 
 
 def _planned(plan: Plan, seconds: float) -> int:
-    """Steps that fit, in whole fifties."""
+    """Steps that fit, in whole tens."""
     fitting = int(plan.seconds / max(seconds, 1e-9)) // _FEWEST * _FEWEST
     return min(plan.steps, max(fitting, _FEWEST))
 

@@ -8,16 +8,16 @@ from typing import Any
 import click
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_WRITTEN = click.Path(dir_okay=False, path_type=Path)
+_PATH = click.Path(dir_okay=False, path_type=Path)
 _option = partial(click.option, show_default=True)
 _LEARNING = 0.75
 """Of the minutes; the others are for calibration and evaluation."""
 
 
 @click.command()
-@click.argument("question", type=_FILE)
-@_option("--out", type=_WRITTEN, help="The question pack. Default: QUESTION.pack beside the question.")
-@_option("--card", "card_file", type=_WRITTEN, help="Its card, in Markdown. Default: QUESTION.md.")
+@click.argument("question", type=_PATH)
+@_option("--out", type=_PATH, help="The question pack. Default: QUESTION.pack beside the question.")
+@_option("--card", "card_file", type=_PATH, help="Its card, in Markdown. Default: QUESTION.md.")
 @_option("--model", "directory", type=click.Path(file_okay=False, exists=True, path_type=Path),
          help="Directory of a tape model. Default: the embedded one.")  # fmt: skip
 @_option("--tape", type=_FILE, help="A recorded file of the desk's own; its end is measured on.")
@@ -48,11 +48,14 @@ def teach(
     measured on tapes wider than those of training, and on the end of --tape. Below the floor, or no better
     than a simple rule, it is not written, and the exit status is 1.
     """
+    import torch
+
     from engine.model.question_pack import write_pack
     from tapes.expressions import ExpressionError
     from tapes.question_file import QuestionError
     from training.teach_run import Run
 
+    torch.set_num_threads(1)  # products are small: beside other work, two threads took four times as long
     began = time.monotonic()
     if (tape is None) != (form is None):
         raise click.UsageError("--tape and --format go together")

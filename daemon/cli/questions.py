@@ -75,7 +75,7 @@ def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint:
 
 
 @command.command("install")
-@click.argument("pack", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("pack", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("sessions", nargs=-1)
 @click.option("--name", default="", help="its name in answers; default: the pack's")
 @endpoint_option

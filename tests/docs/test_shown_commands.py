@@ -43,6 +43,8 @@ NOT_RUN = {
     r"foretick .*(broker:9092|examples/kafka\.toml)": KAFKA,
     r"foretick (check|plan) (?!.*--partitions).*--group": KAFKA,
     r"foretick (train|calibrate|evaluate)": HOURS,
+    r"foretick teach": "it takes minutes; tests/training/test_training_teach.py runs a short one",
+    r"foretick questions install": "it takes a pack; tests/e2e/test_e2e_packs.py installs one",
     r"foretick profile": PROFILE,
     r"foretick simulate .*crawler": HOURS,
     r"foretick plan .*--search": "it simulates many loads, for minutes; the same command without it is run",
