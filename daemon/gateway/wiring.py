@@ -390,6 +390,10 @@ def _frequent(config: Config, data: _DataWay, store: MetricStore) -> FrequentAsk
     return FrequentAsks(config.flash, data.sessions, data.questions, store)
 
 
+def _others(data: _DataWay) -> set[str]:
+    return set(data.inputs.peers() - {data.progress.address})
+
+
 def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
     config, store, sessions, live = base.config, base.store, data.sessions, data.live
     shedder = LoadShedder(store)
@@ -438,9 +442,8 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         forwards=config.query.forward,
         tracer=base.traces.tracer,
     )
-    following = PeerEvents(
-        data.events, lambda: data.inputs.peers() - {data.progress.address}, store, base.keys
-    )
+    others = partial(_others, data)
+    following = PeerEvents(data.events, others, store, base.keys)
     return _RequestWay(
         shedder,
         generations,

@@ -187,7 +187,7 @@ def test_a_configuration_says_which_pack_cannot_answer(directory: Path, tmp_path
 
 
 async def test_a_pack_of_another_model_stops_the_start_with_its_key(directory: Path, foreign: Path) -> None:
-    with pytest.raises(SettingError, match="was taught to model 0123456789abcdef") as refused:
+    with pytest.raises(SettingError, match="to model 0123456789abcdef") as refused:
         async with running(config(directory, foreign)):
             raise AssertionError("it started")
     assert refused.value.key == "questions[0].text"

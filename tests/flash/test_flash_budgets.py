@@ -78,5 +78,5 @@ def test_another_share_begins_anew() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_is_from_0_to_1(share: float) -> None:
-    with pytest.raises(ValueError, match="engine_share must be from 0 to 1"):
+    with pytest.raises(ValueError, match="must be from 0"):
         replace(standing(0.5).question, engine_share=share)

@@ -283,7 +283,7 @@ def test_labels_that_are_of_no_bar_or_out_of_order_are_refused(
 def test_a_labels_file_with_another_head_is_refused(tmp_path: Path) -> None:
     source = Recorded(bars_file(tmp_path / "bars.csv"), "btc_perp_bars")
     file = labels_file(tmp_path, head="when,symbol,answer")
-    with pytest.raises(QuestionError, match="its first line must be time,symbol,answer"):
+    with pytest.raises(QuestionError, match="must be time,symbol,answer"):
         with_labels(read_taught(file, 64), source.stretch().everything, source.symbols())
 
 

@@ -143,6 +143,6 @@ def test_an_error_needs_a_calibration_of_the_question() -> None:
     judge = confidence(BY_NUMBER)
     judge.check(within(0.02).question)
     judge.check(TREND)
-    with pytest.raises(BadQuestion, match="max_error needs a calibration with its choices") as refused:
+    with pytest.raises(BadQuestion, match="needs a calibration with") as refused:
         judge.check(dataclasses.replace(TREND, text="Sideways?", max_error=0.02))
     assert refused.value.member == "max_error"

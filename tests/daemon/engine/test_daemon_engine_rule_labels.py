@@ -175,7 +175,7 @@ def acted(engine: Engine) -> tuple[float, float]:
 
 def test_an_error_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     other = replace(FITTED, name="other", text="Something else?")
-    with pytest.raises(SettingError, match="max_error needs a calibration with its choices") as refused:
+    with pytest.raises(SettingError, match="needs a calibration with") as refused:
         Engine(labelled(tmp_path, max_error=0.02, fitted=other))
     assert refused.value.key == "questions[0].max_error"
 

@@ -147,10 +147,10 @@ def test_a_tape_stays_the_same_to_the_bit_where_packs_are_asked_in_its_passes(
 def test_a_pack_of_another_model_or_of_other_shapes_is_refused(directory: Path, loaded: LoadedModel) -> None:
     pack = random_pack(directory)
     other = replace(pack, head=msgspec.structs.replace(pack.head, base="0123456789abcdef"))
-    with pytest.raises(ModelError, match="was taught to model 0123456789abcdef, and this one is"):
+    with pytest.raises(ModelError, match="to model 0123456789abcdef, and"):
         adapted(loaded, directory, other)
     broken = replace(pack, tensors={**pack.tensors, "model.layers.0.self_attn.q_proj.b": pack.tensors[TOKEN]})
-    with pytest.raises(ModelError, match="does not fit the model"):
+    with pytest.raises(ModelError, match="not fit the model"):
         adapted(loaded, directory, broken)
 
 
@@ -164,7 +164,7 @@ def test_a_file_comes_back_as_it_was_written(directory: Path, tmp_path: Path) ->
     assert pinned(str(file)) == pinned(pinned(str(file))) == f"{file}@{pack.head.revision}"
     assert located(pinned(str(file))) == (file, pack.head.revision)
     write_pack(file, random_pack(directory, tokens=2, seed=1))
-    with pytest.raises(PackError, match="is another question pack by now"):
+    with pytest.raises(PackError, match="another question pack by"):
         pinned(f"{file}@{pack.head.revision}")
 
 
@@ -184,13 +184,13 @@ def test_a_changed_byte_and_what_is_no_pack_are_refused(directory: Path, tmp_pat
     data = bytearray(file.read_bytes())
     data[-7] ^= 1
     file.write_bytes(data)
-    with pytest.raises(PackError, match="its weights are not those that were written"):
+    with pytest.raises(PackError, match="weights are not those"):
         read_pack(file)
     with pytest.raises(PackError, match="is no question pack"):
         read_pack(directory / "model.safetensors")
-    with pytest.raises(PackError, match=r"cannot read the question pack .*: No such file"):
+    with pytest.raises(PackError, match=r"question pack .*: No"):
         read_head(tmp_path / "none.pack")
     write_pack(file, random_pack(directory))
     file.write_bytes(file.read_bytes().replace(rb"\"version\":1", rb"\"version\":2"))
-    with pytest.raises(PackError, match="version is 2 instead of 1"):
+    with pytest.raises(PackError, match="is 2 instead of"):
         read_head(file)
