@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any
 
 import msgspec
@@ -122,6 +123,8 @@ def read_head(path: Path) -> PackHead:
         about = path.stat()
     except OSError as error:
         raise PackError(f"cannot read the question pack {path}: {error.strerror}") from error
+    if not S_ISREG(about.st_mode):  # to open a pipe would wait for its writer
+        raise PackError(f"cannot read the question pack {path}: no regular file")
     return _known_head(path, about.st_mtime_ns, about.st_size)
 
 

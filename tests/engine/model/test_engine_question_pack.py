@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -190,6 +191,9 @@ def test_a_changed_byte_and_what_is_no_pack_are_refused(directory: Path, tmp_pat
         read_pack(directory / "model.safetensors")
     with pytest.raises(PackError, match=r"question pack .*: No"):
         read_head(tmp_path / "none.pack")
+    os.mkfifo(tmp_path / "pipe.pack")
+    with pytest.raises(PackError, match="no regular file"):
+        read_head(tmp_path / "pipe.pack")
     write_pack(file, random_pack(directory))
     file.write_bytes(file.read_bytes().replace(rb"\"version\":1", rb"\"version\":2"))
     with pytest.raises(PackError, match="is 2 instead of"):
