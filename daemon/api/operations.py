@@ -251,7 +251,7 @@ OPERATIONS: tuple[Operation, ...] = (
         messages.ListVersions, messages.VersionsReply, ("unknown_session",), body="none", query=("since",),
     ),
     Operation(
-        "GET", "/v1/questions/{question}/quality", "getQuality",
+        "GET", "/v1/quality/{question}", "getQuality",
         "How good the answers to a question were, by their labels",
         FindQuality, FoundQuality, ("unknown_session",), body="none", query=("session",),
         perform=_find_quality,

@@ -18,8 +18,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from support.durable_file import replacing
 
@@ -97,6 +95,8 @@ def digest_of(tensors: Mapping[str, Array]) -> str:
 
 def write_pack(path: Path, pack: QuestionPack) -> None:
     """Write the file, whole or not at all."""
+    from safetensors.numpy import save  # the gateway reads heads only
+
     head = msgspec.json.encode(pack.head, order="sorted").decode()
     # a daemon that is another user reads it, too
     with replacing(path, opened=lambda temporary: temporary.open("xb")) as file:
@@ -105,6 +105,9 @@ def write_pack(path: Path, pack: QuestionPack) -> None:
 
 def read_pack(path: Path) -> QuestionPack:
     """Read a file. Raises PackError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     head = _head(path)
     try:
         tensors = load(path.read_bytes())

@@ -238,7 +238,7 @@ async def test_labels_come_from_a_rule_as_bars_close(directory: Path, tmp_path: 
         told = [each["answers"][0] for each in versions]
         assert [each["text"] for each in told] == [answer.choice for answer in daemon.answers()]
         assert [each.get("label") for each in told] == [*right, None, None]
-        (quality,) = (await daemon.http("GET", "/v1/questions/trend/quality")).json["sessions"]
+        (quality,) = (await daemon.http("GET", "/v1/quality/trend")).json["sessions"]
         counts = [quality["tally"][each] for each in ("answers", "labels", "right")]
         assert counts == [len(closes), len(right), found]
         same = (await daemon.call("quality", "aaa", FITTED.text)).quality

@@ -135,7 +135,7 @@ async def test_a_hidden_session_is_told_of_in_the_words_of_an_absent_one(house: 
         http("GET", "/v1/questions?session=NAME"),
         http("GET", "/v1/answers?session=NAME&min_version=1&timeout_s=0.1"),
         http("GET", "/v1/sessions/NAME/versions"),
-        http("GET", "/v1/questions/trend/quality?session=NAME"),
+        http("GET", "/v1/quality/trend?session=NAME"),
         http("POST", "/v1/ask", {"session": "NAME", "question": "up?"}),
         http("POST", "/v1/labels", {"session": "NAME", "question": "q", "data_version": 1, "choice": "YES"}),
         http("DELETE", "/v1/sessions/NAME"),

@@ -125,7 +125,7 @@ function line(root, [least, most], told, data, series) {
 }
 
 async function read() {
-  const [quality, questions] = await Promise.all([get(`/v1/questions/${encodeURIComponent(name)}/quality`), get("/v1/questions")]);
+  const [quality, questions] = await Promise.all([get(`/v1/quality/${encodeURIComponent(name)}`), get("/v1/questions")]);
   found = quality.sessions;
   const asked = questions.sessions.flatMap((each) => each.questions).find((each) => each.name === name || each.text === name);
   $("text").textContent = asked ? [asked.text, asked.choices.join(", ")].filter(Boolean).join(" \u00b7 ") : "no session asks this question";
