@@ -25,12 +25,11 @@ from flash.acting import WINDOW, ActDecision, Acting, risk_of
 from flash.confidence import Calibration, read_calibration
 from flash.regimes import RegimeTracker
 from tapes.real_bars import anchor_of, levels_of
-from tapes.rules import RULES, UNDEFINED, Ints, Levels
+from tapes.rules import RULES, UNDEFINED, Levels
 from training.batches import Vocabulary, draw_headers
 from training.export import tape_model
 from training.generate import EVALUATION, TRAINING, Ranges, generate
-from training.shown import minutes
-from training.sources import Drawn, Packed, Recorded, Setting
+from training.sources import Drawn, Packed, Recorded, Setting, together
 
 FIVE = ("trend", "pullback", "recent_high", "consolidation", "volume")
 SETTING = Setting(windows=2)
@@ -80,7 +79,7 @@ def recorded(source: Recorded) -> list[Stretch]:
     for start in range(0, len(bars) - _BARS + 1, SETTING.window):
         part = bars[start : start + _BARS]
         anchor = anchor_of(part, spec)
-        levels = replace(levels_of(part, anchor, SETTING.window), minute=minutes(_BARS))
+        levels = levels_of(part, anchor, SETTING.window)
         header, first = np.array([vocabulary.encode(anchor.header)]), start + SETTING.window
         regimes = tuple(names[first : first + SETTING.window])
         found.append(Stretch(Drawn(levels, header, np.array([start])), first, regimes))
@@ -95,7 +94,7 @@ def shifted(tapes: int, seed: int = 5) -> list[Stretch]:
             rng = np.random.default_rng([770_001, seed, kind, number])
             x = generate(rng, 1, _BARS, ranges, SETTING.window)
             header, percent = draw_headers(rng, vocabulary, x.percent)
-            levels = replace(x, percent=percent, minute=minutes(_BARS))
+            levels = replace(x, percent=percent)
             first = len(found) * SETTING.window
             drawn = Drawn(levels, header, np.array([len(found)]))
             found.append(Stretch(drawn, first, _regimes(levels, first)))
@@ -120,7 +119,8 @@ def answers(reader: Packed, calibration: Calibration, stretches: Sequence[Stretc
     cuts, wanted = np.arange(SETTING.window, _BARS), np.array(sorted(rules))
     found: dict[str, list[Asked]] = {rule.name: [] for rule in rules.values()}
     for group in _groups(stretches):
-        drawn = _together(group)
+        windows = [(each.drawn.levels, each.drawn.header[0], at) for at, each in enumerate(group)]
+        drawn = together(windows, SETTING.window)
         for read in reader.read(drawn, SETTING, cuts, wanted, np.random.default_rng(0)):
             rule = rules[read.question]
             fitted = calibration.find(rule.name, rule.choices)
@@ -148,17 +148,6 @@ def _groups(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
         if len(group) == _TAPES:
             yield waiting.pop(each.drawn.header.shape[1])
     yield from waiting.values()
-
-
-def _together(group: Sequence[Stretch]) -> Drawn:
-    def column(name: str) -> Ints:
-        return np.concatenate([getattr(each.drawn.levels, name) for each in group])
-
-    opened, high, low, close, volume = map(column, ("open", "high", "low", "close", "volume"))
-    shown_at = minutes(_BARS)
-    levels = Levels(opened, high, low, close, volume, column("percent"), SETTING.window, shown_at)
-    header = np.concatenate([each.drawn.header for each in group])
-    return Drawn(levels, header, np.arange(len(group)))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,9 +109,9 @@ class Stretch:
             group = waiting.setdefault(len(header), [])
             group.append((levels_of(part, anchor, window), header, int(start) // stretch))
             if len(group) == _TAPES:
-                yield _together(waiting.pop(len(header)), window)
+                yield together(waiting.pop(len(header)), window)
         for group in waiting.values():
-            yield _together(group, window)
+            yield together(group, window)
 
     def part(self, begin: float, end: float) -> Stretch:
         """The bars between two shares of all, in time order."""
@@ -176,13 +176,16 @@ class Recorded:
         return CompactSpec(decimals, price_scale=price_scale_for(decimals, highest))
 
 
-def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:
+def together(group: Sequence[tuple[Levels, Sequence[int] | Ints, int]], window: int) -> Drawn:
+    """Windows as one batch: levels, header and the name of each; headers are of equal length."""
+
     def column(name: str) -> Ints:
         return np.concatenate([getattr(levels, name) for levels, _, _ in group])
 
     opened, high, low, close, volume = map(column, ("open", "high", "low", "close", "volume"))
     shown_at = minutes(close.shape[1])
-    levels = Levels(opened, high, low, close, volume, column("percent"), window, shown_at, column("at"))
+    at = None if group[0][0].at is None else column("at")
+    levels = Levels(opened, high, low, close, volume, column("percent"), window, shown_at, at)
     return Drawn(levels, np.array([header for _, header, _ in group]), np.array([name for *_, name in group]))
 
 

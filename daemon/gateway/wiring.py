@@ -390,8 +390,9 @@ def _frequent(config: Config, data: _DataWay, store: MetricStore) -> FrequentAsk
     return FrequentAsks(config.flash, data.sessions, data.questions, store)
 
 
-def _others(data: _DataWay) -> set[str]:
-    return set(data.inputs.peers() - {data.progress.address})
+def _others(data: _DataWay) -> frozenset[str]:
+    """Addresses of the group's other daemons."""
+    return data.inputs.peers() - {data.progress.address}
 
 
 def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
@@ -442,8 +443,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         forwards=config.query.forward,
         tracer=base.traces.tracer,
     )
-    others = partial(_others, data)
-    following = PeerEvents(data.events, others, store, base.keys)
+    following = PeerEvents(data.events, partial(_others, data), store, base.keys)
     return _RequestWay(
         shedder,
         generations,

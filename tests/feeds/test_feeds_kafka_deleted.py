@@ -19,7 +19,7 @@ from tests.kit.kafka_clients import KafkaClients, take
 from tests.kit.records import TOPIC
 
 DELETED = "were deleted before they were read"
-ANEW = "it was truncated, or deleted and made again"
+REMADE = "it was truncated, or deleted and made again"
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ async def test_a_committed_offset_beyond_the_end_is_told_and_the_log_is_read_who
     await second.start()
     assert [message.offset for message in await take(second, 5)] == list(range(5))
     assert f"{TOPIC}/0 ends at offset 5, before offset 1000" in told.text
-    assert told.text.count(ANEW) == 1
+    assert told.text.count(REMADE) == 1
     assert second.deleted == {(TOPIC, 0): 1}
     assert notes.stored == {(TOPIC, 0): CommitPoint(0)}, "nothing that comes is taken for history"
     assert notes.made_anew == [(TOPIC, 0)]
@@ -279,7 +279,7 @@ async def test_gaps_of_a_compacted_topic_are_no_loss(
             return found
 
         async with asyncio.timeout(100):
-            while len(found := await offsets()) >= sent - 1:  # noqa: ASYNC110 - the cleaner tells nobody
+            while len(found := await offsets()) >= sent - 1:  # noqa: ASYNC110 - the cleaner sends no event
                 await asyncio.sleep(2.0)
         assert found[0] > 1, "the committed offset is not there any more"
     await producer.stop()
@@ -308,4 +308,4 @@ async def test_a_topic_that_is_made_again_while_it_is_read_is_told_and_read_whol
     assert [(m.offset, m.payload) for m in notes.got[10:]] == [(n, b"new") for n in range(4)]
     assert (real.topic, 0) in notes.made_anew
     assert source.deleted == {(real.topic, 0): 1}
-    assert told.text.count(ANEW) == 1
+    assert told.text.count(REMADE) == 1

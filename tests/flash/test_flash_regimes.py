@@ -8,7 +8,7 @@ MINUTE, HOUR = 60 * 10**9, 3600 * 10**9
 
 
 def after(bars: int, spread: int, begin: RegimeTracker | None = None, step: int = MINUTE) -> RegimeTracker:
-    """So many bars of this range on, all with one close."""
+    """This many bars of this range on, all with one close."""
     found = begin or RegimeTracker()
     for _ in range(bars):
         found = found.after(found.last + step, 100_000 + spread, 100_000 - spread, 100_000)

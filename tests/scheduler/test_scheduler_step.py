@@ -406,7 +406,7 @@ def test_limits_that_make_no_sense_are_refused_by_name(field: str, value: float)
 
 
 def test_a_pass_is_its_requests_by_their_tokens() -> None:
-    """The tape's own part is nobody's; answers of several tokens add up."""
+    """The tape's own part belongs to no request; answers of several tokens add up."""
     clock = HeldClock()
     h = Harness(clock=clock)
     tape = h.tape()

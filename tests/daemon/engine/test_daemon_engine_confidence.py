@@ -118,7 +118,7 @@ def test_answers_are_marked_where_an_error_is_to_be_kept() -> None:
     marked = judge.of_standing(within(0.02), 2, LOGITS, "UP", TEXT)
     assert marked is not None
     assert (marked.act, marked.abstain_reason) == (True, None)
-    assert judge.of("a", TREND, LOGITS, "UP") == marked, "an ask is told the same"
+    assert judge.of("a", TREND, LOGITS, "UP") == marked, "an ask gets the same"
     assert judge._store.value("foretick_acted_total", session="a") == 1
     assert not judge.label(within(0.02), 2, "DOWN").right
     assert judge._store.value("foretick_acted_error_ratio", session="a") == 1.0

@@ -96,8 +96,8 @@ def test_regimes_are_thirds_of_the_volatility_and_the_direction(tape: list[PastV
     assert sum(map(len, by_name.values())) == len(moved)
     assert len(by_name["calm"]) <= len(moved) / 3
     assert len(by_name["volatile"]) <= len(moved) / 3
-    most_calm = max((moved[n] for n in by_name["calm"]), default=0)
-    assert all(moved[n] >= most_calm for n in (*by_name["usual"], *by_name["volatile"]))
+    largest_calm = max((moved[n] for n in by_name["calm"]), default=0)
+    assert all(moved[n] >= largest_calm for n in (*by_name["usual"], *by_name["volatile"]))
     least_volatile = min((moved[n] for n in by_name["volatile"]), default=99)
     assert all(moved[n] <= least_volatile for n in (*by_name["usual"], *by_name["calm"]))
     for i in range(TREND, len(closes)):

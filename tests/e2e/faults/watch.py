@@ -94,7 +94,7 @@ class Watch:
         await asyncio.to_thread(self.prometheus.watch, bench.target, instance, bench.scheme)
 
     def leave(self) -> None:
-        """All is well, and nobody looks any more."""
+        """All is well; what follows is not scraped."""
         self.check()
         self.prometheus.leave()
 
