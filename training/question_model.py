@@ -37,12 +37,13 @@ class ReadTapes:
 
 
 def read_tapes(model: TapeModel, vocabulary: Vocabulary, drawn: Drawn, window: int) -> ReadTapes:
-    """Read drawn tapes as a session with this window does."""
+    """Read drawn tapes as a session with this window does; keys and values in float32."""
     tapes, bars = drawn.levels.close.shape
     layout = Layout(window, bars, 1, tapes, 0)
     order, last = np.zeros((tapes, 1), np.int64), np.array([bars - 1])
     batch = pack(np.random.default_rng(0), vocabulary, layout, drawn.levels, drawn.header, last, order)
-    return ReadTapes(model.memory(batch), batch.prefix, bars, window)
+    kv = [(keys.float(), values.float()) for keys, values in model.memory(batch)]
+    return ReadTapes(kv, batch.prefix, bars, window)
 
 
 class QuestionModel(nn.Module):

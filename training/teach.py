@@ -1,7 +1,8 @@
 """Teaches the tape model a question: labelled tapes, and training of what is the question's own.
 
-The frozen model reads each tape once; tapes are kept for a while, and each step asks behind some of their
-bars. Bars are drawn so that every answer comes about as often. Steps are counted, so that equal seeds make
+The frozen model reads each tape once, in a thread of its own, ahead of the steps; tapes are kept for a while,
+and each step asks behind some of their bars. Every answer has about the same say: bars are drawn by their
+answers, and those of an answer too rare for that weigh more. Steps are counted, so that equal seeds make
 equal packs; fewer are planned where the machine would not end in time.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,14 +20,17 @@ from torch.nn import functional
 
 from tapes.rules import RULES, UNDEFINED, Flags, Floats, Ints, Labels, Levels, Rule
 from training.batches import Vocabulary, compress
+from training.model import TapeModel
 from training.question_model import QuestionModel, ReadTapes, read_tapes
 from training.sources import Asked, Drawn, Read, Setting, Source
 
 _UNDEFINED_SHARE = 0.15
-"""How often a bar is asked at where there is no right answer; the choices share the rest."""
+"""The say of bars without a right answer; the choices share the rest."""
+_WEIGHTS = 0.2, 8.0
+"""Least and largest of an answer in the loss."""
 _MARGIN_WEIGHT, _LARGEST_MARGIN = 0.5, 6
-_PACE = 12
-"""Steps by which the time of the others is guessed, without the first two."""
+_FIRST, _PACE = 4, 20
+"""Steps by which the time of the others is guessed: from the one up to the other."""
 _FEWEST = 10
 
 
@@ -37,13 +42,13 @@ class Plan:
     Over the last ``cooldown`` of the steps, a share, the rate falls to nothing.
     """
 
-    steps: int = 1500
+    steps: int = 4000
     seconds: float = 400.0
     seed: int = 0
     tokens: int = 1
     rank: int = 16
     cuts: int = 16
-    fresh: int = 8
+    fresh: int = 4
     kept: int = 32
     rate: float = 3e-3
     cooldown: float = 0.5
@@ -67,14 +72,49 @@ class _Lesson(NamedTuple):
 
 
 @dataclass
+class Balance:
+    """How often each answer comes, NONE last: running means. ``wanted``: the say that each shall have."""
+
+    wanted: Floats
+    found: Floats
+    """Among all bars."""
+    drawn: Floats
+    """Among those that are asked."""
+
+    @classmethod
+    def of(cls, choices: int) -> Balance:
+        """Before anything was counted; NONE comes last."""
+        wanted = np.append(np.full(choices, (1 - _UNDEFINED_SHARE) / choices), _UNDEFINED_SHARE)
+        return cls(wanted, np.full(choices + 1, 1 / (choices + 1)), wanted.copy())
+
+    def odds(self, answers: Ints) -> Floats:
+        """By which one bar of each answer is drawn; ``answers`` [bars] are counted."""
+        self.found += 0.1 * (self._shares(answers) - self.found)
+        odds: Floats = self.wanted / np.maximum(self.found, 0.005)
+        return odds
+
+    def weights(self, answers: Ints) -> Floats:
+        """Of each answer in the loss; ``answers`` [asked] are counted."""
+        self.drawn += 0.05 * (self._shares(answers) - self.drawn)
+        weights: Floats = np.clip(self.wanted / np.maximum(self.drawn, 0.01), *_WEIGHTS)
+        return weights
+
+    def _shares(self, answers: Ints) -> Floats:
+        shares: Floats = np.bincount(answers, minlength=len(self.wanted)) / len(answers)
+        return shares
+
+
+@dataclass
 class Teacher:
     """Trains one question. ``sources``: of tapes, each with how often it is drawn.
 
-    ``asks_none``: NONE is the answer where there is no label; else it is not asked there.
+    ``reader``: the model as it reads tapes, perhaps in another dtype. ``asks_none``: NONE is the answer where
+    there is no label; else it is not asked there.
     """
 
     plan: Plan
     model: QuestionModel
+    reader: TapeModel
     rule: Rule
     sources: Sequence[tuple[Source, float]]
     vocabulary: Vocabulary
@@ -85,24 +125,24 @@ class Teacher:
     def steps(self) -> Iterator[Progress]:
         """Train. Raises ValueError where no bar of the first tapes has a label."""
         plan, rng = self.plan, np.random.default_rng([self.plan.seed, 77])
-        lessons = self._lessons(rng)
         optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0
         )
-        frequency = np.full(len(self.rule.choices) + 1, 1 / (len(self.rule.choices) + 1))
+        balance = Balance.of(len(self.rule.choices))
         began, steps, mean = time.monotonic(), plan.steps, 0.0
+        lessons = _ahead(self._lessons(np.random.default_rng([plan.seed, 78])))
         step = 0
         while step < steps:
-            if step == 2:
+            if step == _FIRST:
                 began = time.monotonic()
             if step == _PACE:
-                steps = _planned(plan, (time.monotonic() - began) / (_PACE - 2))
+                steps = _planned(plan, (time.monotonic() - began) / (_PACE - _FIRST))
             if step % plan.fresh == 0:
                 lesson = next(lessons)
                 self._kept = [*self._kept[-plan.kept + 1 :], lesson]
             else:
                 lesson = self._kept[rng.integers(len(self._kept))]
-            loss = self._loss(lesson, rng, frequency)
+            loss = self._loss(lesson, rng, balance)
             if loss is not None:
                 for group in optimiser.param_groups:
                     group["lr"] = plan.rate * _rate(step, steps, plan)
@@ -114,30 +154,24 @@ class Teacher:
             step += 1
             yield Progress(step, steps, mean)
 
-    def _loss(self, lesson: _Lesson, rng: np.random.Generator, frequency: Floats) -> torch.Tensor | None:
-        """Of one step; None where its tapes have nothing to ask. ``frequency`` of the answers follows."""
+    def _loss(self, lesson: _Lesson, rng: np.random.Generator, balance: Balance) -> torch.Tensor | None:
+        """Of one step; None where its tapes have nothing to ask."""
         value, margin = lesson.labels.value[:, lesson.first :], lesson.labels.margin[:, lesson.first :]
         target = np.where(value == UNDEFINED, len(self.rule.choices), value).astype(np.int64)
         allowed = (value != UNDEFINED) | self.asks_none
         if not allowed.any():
             return None
-        frequency += 0.1 * (
-            np.bincount(target[allowed], minlength=len(frequency)) / allowed.sum() - frequency
-        )
-        wanted = np.full(len(frequency), (1 - _UNDEFINED_SHARE) / len(self.rule.choices))
-        wanted[-1] = _UNDEFINED_SHARE
-        odds = (wanted / np.maximum(frequency, 0.005))[target] * allowed
+        odds = balance.odds(target[allowed])[target] * allowed
         cuts = drawn_cuts(rng, odds, self.plan.cuts)
-        asked = np.take_along_axis(allowed, cuts, 1)
-        goal = torch.from_numpy(np.take_along_axis(target, cuts, 1))
+        asked, goal = np.take_along_axis(allowed, cuts, 1), np.take_along_axis(target, cuts, 1)
+        weight = torch.from_numpy((balance.weights(goal[asked])[goal] * asked).astype(np.float32))
         logits, found = self.model(lesson.tapes, cuts + lesson.first)
-        entropy = functional.cross_entropy(logits.flatten(0, 1), goal.flatten(), reduction="none").view(
-            goal.shape
+        entropy = functional.cross_entropy(
+            logits.flatten(0, 1), torch.from_numpy(goal.flatten()), reduction="none"
         )
-        weight = torch.from_numpy(asked.astype(np.float32))
-        loss: torch.Tensor = (entropy * weight).sum() / weight.sum().clamp(min=1)
+        loss: torch.Tensor = (entropy.view(goal.shape) * weight).sum() / weight.sum().clamp(min=1)
         far = torch.from_numpy(compress(np.take_along_axis(margin, cuts, 1), _LARGEST_MARGIN))
-        known = torch.from_numpy(np.take_along_axis(value != UNDEFINED, cuts, 1)) & (far != 0)
+        known = weight * torch.from_numpy(np.take_along_axis(value != UNDEFINED, cuts, 1)) * (far != 0)
         apart = functional.smooth_l1_loss(found, far, reduction="none", beta=0.3)
         return loss + _MARGIN_WEIGHT * (apart * known).sum() / known.sum().clamp(min=1)
 
@@ -157,7 +191,16 @@ class Teacher:
             drawn = next(tapes)
             labels = self.rule.label(drawn.levels)
             first = window - 1 if bars > window else min(10, window - 1)
-            yield _Lesson(read_tapes(self.model.base, self.vocabulary, drawn, window), labels, first)
+            yield _Lesson(read_tapes(self.reader, self.vocabulary, drawn, window), labels, first)
+
+
+def _ahead(lessons: Iterator[_Lesson]) -> Iterator[_Lesson]:
+    """The same lessons; while one is used, a thread reads the next."""
+    with ThreadPoolExecutor(1, "tapes") as reader:
+        ready = reader.submit(next, lessons)
+        while True:
+            lesson, ready = ready.result(), reader.submit(next, lessons)
+            yield lesson
 
 
 def drawn_cuts(rng: np.random.Generator, odds: Floats, count: int) -> Ints:

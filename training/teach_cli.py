@@ -23,7 +23,7 @@ _LEARNING = 0.75
 @_option("--tape", type=_FILE, help="A recorded file of the desk's own; its end is measured on.")
 @_option("--format", "form", help="Format of the file: a built-in name, or a TOML file.")
 @_option("--minutes", type=click.FloatRange(0.05, 600), default=10.0, help="Within which it ends.")
-@_option("--steps", type=click.IntRange(1), default=1500, help="Steps of training, if they fit.")
+@_option("--steps", type=click.IntRange(1), default=4000, help="Steps of training, if they fit.")
 @_option("--labels", type=click.IntRange(400), default=4000, help="Labels to calibrate and to measure on.")
 @_option("--floor", type=click.FloatRange(0, 1), default=0.75, help="Least balanced accuracy of a pack.")
 @_option("--seed", type=click.IntRange(0), default=0, help="Seed of weights and tapes.")
@@ -55,7 +55,7 @@ def teach(
     from tapes.question_file import QuestionError
     from training.teach_run import Run
 
-    torch.set_num_threads(1)  # products are small: beside other work, two threads took four times as long
+    torch.set_num_threads(1)  # products are small; tapes are read in a thread of their own
     began = time.monotonic()
     if (tape is None) != (form is None):
         raise click.UsageError("--tape and --format go together")

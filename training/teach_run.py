@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from engine.model.question_pack import PackHead, QuestionPack, digest_of
 from engine.model.revision import revision_of
@@ -114,6 +115,7 @@ class Run:
         teacher = Teacher(
             plan,
             self.model,
+            tape_model(self.directory, _reading()),
             self.question.rule,
             sources,
             self.vocabulary,
@@ -191,6 +193,11 @@ class Run:
             "parameters": sum(each.numel() for each in self.model.parameters()),
             "calibrated": "yes" if calibrated else "no: too few labels",
         }
+
+
+def _reading() -> torch.dtype:
+    """In which tapes are read to train on: bf16 takes half the time where the CPU multiplies in it."""
+    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
 
 
 def _answers(question: TaughtQuestion, vocabulary: Vocabulary, none: str) -> tuple[int, ...]:

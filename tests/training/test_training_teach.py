@@ -29,7 +29,7 @@ from training.model import Shape, TapeModel, initialise_numbers
 from training.question_model import QuestionModel, read_tapes
 from training.sources import Generated, Recorded
 from training.taught_question import bars_shown, read_taught, with_labels
-from training.teach import Plan, Teacher, closest, drawn_cuts
+from training.teach import Balance, Plan, Teacher, closest, drawn_cuts
 from training.teach_card import refusal
 from training.teach_cli import teach
 
@@ -108,7 +108,7 @@ def test_training_changes_the_question_and_never_the_model(
     rule = read_taught(question_of(tmp_path, RULE), 64).rule
     model = QuestionModel(base, (20, 21, 22), 5, tokens=1, rank=4, seed=0)
     plan = Plan(steps=30, cuts=16, fresh=2, kept=4, warm=2)
-    teacher = Teacher(plan, model, rule, [(Generated(9, TRAINING), 1.0)], vocabulary, 16)
+    teacher = Teacher(plan, model, base, rule, [(Generated(9, TRAINING), 1.0)], vocabulary, 16)
     losses = [each.loss for each in teacher.steps()]
     assert losses[-1] < losses[0]
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
@@ -123,6 +123,20 @@ def test_bars_are_drawn_without_repeats_and_by_their_odds() -> None:
     assert share[0] == share[4] == 0
     assert share[3] > 0.9
     assert drawn_cuts(rng, odds, 9).tolist() == [[0, 1, 2, 3, 4, 5]] * 500
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.2, 0.06])
+def test_every_answer_has_the_same_say_however_rare_it_is(rare: float) -> None:
+    """Of 64 bars 16 are asked: an answer of which there are fewer than its share weighs more."""
+    rng, balance = np.random.default_rng(0), Balance.of(2)
+    said = np.zeros(3)
+    for step in range(400):
+        answers = rng.choice(3, (8, 64), p=(rare, 0.9 - rare, 0.1))
+        asked = np.take_along_axis(answers, drawn_cuts(rng, balance.odds(answers.ravel())[answers], 16), 1)
+        weights = balance.weights(asked.ravel())
+        if step >= 100:
+            said += np.bincount(asked.ravel(), minlength=3) * weights
+    assert said / said.sum() == pytest.approx(balance.wanted, abs=0.02)
 
 
 def test_teaching_begins_with_the_question_that_says_most(vocabulary: Vocabulary, tmp_path: Path) -> None:
