@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import socket
 import time
 from collections.abc import Generator, Iterator
 from itertools import count
@@ -120,6 +121,16 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     directory = tmp_path_factory.mktemp(f"state{next(_states)}", numbered=False)
     monkeypatch.setenv("STATE_DIRECTORY", str(directory))
     return directory
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Send what pytest-rerunfailures asks for at once.
+
+    A worker says and asks something of each test in two packets, and the second one waited 40 ms for the
+    acknowledgement of the first (Nagle's algorithm against delayed acknowledgements).
+    """
+    if found := getattr(getattr(session.config, "failures_db", None), "sock", None):
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_collection_finish() -> None:
