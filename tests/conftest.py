@@ -51,10 +51,17 @@ MAX_EXAMPLES = 100
 """Of a property, at most, unless tests that take long are asked for."""
 
 
-def is_whole(config: pytest.Config) -> bool:
-    """Whether nothing in particular is asked for, such as tests that take long, one case, or a word."""
+def is_drawn(config: pytest.Config) -> bool:
+    """Whether cases are drawn: as told, or where no case, word or mark in particular is asked for."""
+    if config.getoption("drawn", False):
+        return True
     named = config.option.keyword or any("::" in each for each in config.args)
     return bool(config.option.markexpr == "not long" and not named)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make rescale` draw."""
+    parser.addoption("--drawn", action="store_true", help="draw cases of slow tests, though tests are named")
 
 
 def pytest_report_header() -> str:
@@ -70,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
     if config.option.markexpr == "not long":
         limit_examples(items, MAX_EXAMPLES)
-    if is_whole(config):
+    if is_drawn(config):
         items[:], left = split(items, os.environ[SEED])
         config.hook.pytest_deselected(items=left)
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))

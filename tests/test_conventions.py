@@ -41,12 +41,13 @@ def test_an_expected_error_is_named_by_a_key_and_not_by_its_sentence() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """An item, as far as `split` looks. ``module``: the mark is on its module."""
+    """An item, as far as `split` looks. ``module``: the mark is on its module; ``name``: of a rotated one."""
 
     test: str
     case: str = ""
     module: bool = False
     most: int = 2
+    name: str = ""
 
     @property
     def nodeid(self) -> str:
@@ -56,9 +57,11 @@ class Case:
     def callspec(self) -> Any:
         return SimpleNamespace(id=self.case) if self.case else None
 
-    def iter_markers_with_node(self, _name: str) -> list[tuple[Any, pytest.Mark]]:
+    def iter_markers_with_node(self, name: str) -> list[tuple[Any, pytest.Mark]]:
         node = SimpleNamespace(nodeid="m.py") if self.module else self
-        return [(node, pytest.mark.sampled(self.most).mark)] if self.most else []
+        of = (self.most, self.name) if self.name else (self.most,)
+        mark = getattr(pytest.mark, "rotated" if self.name else "sampled")(*of).mark
+        return [(node, mark)] if self.most and mark.name == name else []
 
 
 def test_a_seed_draws_the_same_cases_and_all_of_them_have_their_turn() -> None:
@@ -81,3 +84,17 @@ def test_tests_of_a_marked_module_have_the_same_cases() -> None:
         each.case for each in kept if each.test == "b"
     ]
     assert len(kept) == 4
+
+
+def test_of_rotated_tests_whole_ones_have_their_turn() -> None:
+    """Wherever they are; a module is one of them."""
+    alone: Any = [Case(test, case, name="x") for test, case in (("a", "1"), ("a", "2"), ("b", ""), ("c", ""))]
+    module: Any = [Case(test, module=True, name="x") for test in "de"]
+    drawn = set()
+    for seed in range(40):
+        kept, left = split([*alone, *module], str(seed))
+        names = {"module" if each.module else each.test for each in kept}
+        assert len(names) == 2
+        assert names.isdisjoint("module" if each.module else each.test for each in left)
+        drawn |= names
+    assert drawn == {"a", "b", "c", "module"}
