@@ -6,8 +6,6 @@ grafana-client replaces.
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from daemon.config.schema import QueryConfig, SchedulerConfig
 from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
 from tests.kit import SECOND, QueueSource, inproc_config
+from tests.kit.environments import environment
 from tests.kit.inproc import running
-from tests.kit.programs import unavailable
 
 STREAMS = ("/v1/events", "/v1/ws")
 """They do not end, so nothing that waits for a reply can test them."""
@@ -49,14 +47,7 @@ ENVIRONMENT = Path(__file__).parents[2] / ".cache" / f"schemathesis-{VERSION}"
 @pytest.fixture(scope="module")
 def schemathesis() -> Path:
     """Its command. Skips, but not in CI, where there is no package registry."""
-    command = ENVIRONMENT / "bin" / "schemathesis"
-    if not command.exists():
-        pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-        done = subprocess.run([*pip, f"schemathesis=={VERSION}"], capture_output=True, text=True)
-        if done.returncode:
-            unavailable(f"schemathesis cannot be installed: {done.stderr[-300:]}")
-    return command
+    return environment(ENVIRONMENT, f"schemathesis=={VERSION}") / "schemathesis"
 
 
 @pytest.mark.timeout(600)

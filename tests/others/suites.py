@@ -6,15 +6,13 @@ below `.cache`. Every test of the chosen files runs as it is; which of them fail
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.kit.archives import unpack
-from tests.kit.programs import unavailable
+from tests.kit.environments import environment, pip
 
 CACHE = Path(__file__).parents[2] / ".cache" / "others"
 
@@ -39,14 +37,11 @@ class Suite:
 def fetched(suite: Suite) -> tuple[Path, Path]:
     """Python of the suite's environment, and the directory to run it from. Skips offline, but not in CI."""
     home = CACHE / f"{suite.package}-{suite.version}"
-    python, done = home / "environment" / "bin" / "python", home / "done"
+    python = environment(home / "environment", "pytest", "pytest-asyncio", *suite.needs) / "python"
+    done = home / "done"
     if not done.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home / "environment")], check=True)
-        pip = [str(python), "-m", "pip"]
-        _registry([*pip, "install", "--quiet", "pytest", "pytest-asyncio", *suite.needs])
-        only = ["--no-deps", "--no-binary", suite.package, "--dest", str(home)]
-        _registry([*pip, "download", "--quiet", *only, f"{suite.package}=={suite.version}"])
+        only = ("--no-deps", "--no-binary", suite.package, "--dest", str(home))
+        pip("download", *only, f"{suite.package}=={suite.version}")
         (packed,) = home.glob("*.tar.gz")
         top = packed.name.removesuffix(".tar.gz")
         unpack(packed, home, tuple(f"{top}/{each}" for each in suite.unpacked))
@@ -56,25 +51,7 @@ def fetched(suite: Suite) -> tuple[Path, Path]:
     return python, home / "source" / suite.root
 
 
-def environment(name: str, *packages: str) -> Path:
-    """Folder of the programs of an environment with just these packages. Skips offline, but not in CI."""
-    home = CACHE / name
-    if not (home / "done").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(home / "environment")], check=True)
-        _registry(
-            [str(home / "environment" / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
-        )
-        (home / "done").touch()
-    return home / "environment" / "bin"
-
-
-def _registry(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        unavailable(f"not to be had from a registry: {done.stderr[-300:]}")
-
-
-async def outcomes(suite: Suite, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
+async def outcomes(suite: Suite, variables: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Why each test failed, "" for one that did not, by "file::class::test"; and all that was printed.
 
     Skipped tests are left out.
@@ -85,7 +62,7 @@ async def outcomes(suite: Suite, environment: Mapping[str, str]) -> tuple[dict[s
     process = await asyncio.create_subprocess_exec(
         str(python), "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=short",
         f"--junitxml={report}", *suite.options, *suite.files,
-        cwd=directory, env={**own, **environment},
+        cwd=directory, env={**own, **variables},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     told, _ = await process.communicate()

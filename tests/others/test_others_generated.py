@@ -3,8 +3,6 @@
 import asyncio
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,12 @@ import pytest
 from daemon.api.openapi import ENDPOINTS, described, document
 from daemon.api.operations import OPERATIONS
 from tests.kit import inproc_config
+from tests.kit.environments import environment
 from tests.kit.inproc import running
 from tests.kit.programs import need, unavailable
 
 VERSION = "0.29.1"
-HOME = Path(__file__).parents[2] / ".cache" / f"openapi-python-client-{VERSION}" / "bin"
+HOME = Path(__file__).parents[2] / ".cache" / f"openapi-python-client-{VERSION}"
 TYPESCRIPT, COMPILER = "openapi-typescript@7.9.1", "typescript@5.9.3"
 SKIPPED = re.compile(r"Unsupported content type (application/x-ndjson|text/csv|application/msgpack)")
 """Bodies that the generator cannot make: records may be pushed as JSON."""
@@ -52,13 +51,7 @@ def test_every_array_says_what_its_items_are() -> None:
 @pytest.fixture(scope="module")
 def generator() -> Path:
     """The folder of its programs. Skips, but not in CI, where there is no package registry."""
-    if not (HOME / "openapi-python-client").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(HOME.parent)], check=True)
-        pip = [str(HOME / "python"), "-m", "pip", "install", "--quiet"]
-        done = subprocess.run([*pip, f"openapi-python-client=={VERSION}"], capture_output=True, text=True)
-        if done.returncode:
-            unavailable(f"openapi-python-client cannot be installed: {done.stderr[-300:]}")
-    return HOME
+    return environment(HOME, f"openapi-python-client=={VERSION}")
 
 
 async def run(*arguments: str, folder: Path, programs: Path) -> str:

@@ -21,11 +21,13 @@ from daemon.config.schema import (
 from daemon.tenants import hash_of, new_key
 from feeds.durations import Duration
 from tests.kit import SECOND, inproc_config
+from tests.kit.environments import environment
 from tests.kit.inproc import RunningDaemon, running
 from tests.kit.weights import smollm2_directory
-from tests.others.suites import environment
+from tests.others.suites import CACHE
 
 JEVCOMPAT, SDK = "jevcompat==0.1.1", "typesafe-sdk==0.7.5"
+JEVCOMPAT_HOME = CACHE / "jevcompat-0.1.1" / "environment"
 KEYED = {"auth.ignored-when-off"}
 KEYLESS = {"auth.bearer", "auth.missing", "auth.invalid"}
 """What the suite can test only without a key, and only with one: no other requirement may be skipped."""
@@ -90,7 +92,7 @@ async def run(program: Path, *arguments: str) -> str:
 
 async def check_conformance(daemon: RunningDaemon, folder: Path, *arguments: str, skipped: set[str]) -> None:
     """Every requirement of the suite is met, but for those that it skips."""
-    programs = await asyncio.to_thread(environment, "jevcompat-0.1.1", JEVCOMPAT, SDK)
+    programs = await asyncio.to_thread(environment, JEVCOMPAT_HOME, JEVCOMPAT, SDK)
     report = folder / "report.json"
     url = f"http://127.0.0.1:{daemon.port}"
     told = await run(programs / "jevcompat", "test", url, "--json", str(report), *arguments)
@@ -123,7 +125,7 @@ async def test_smollm2_conforms(tmp_path: Path) -> None:
 
 
 async def test_typesafe_sdk_asks_about_text_and_a_session(tmp_path: Path) -> None:
-    programs = await asyncio.to_thread(environment, "jevcompat-0.1.1", JEVCOMPAT, SDK)
+    programs = await asyncio.to_thread(environment, JEVCOMPAT_HOME, JEVCOMPAT, SDK)
     (tmp_path / "program.py").write_text(PROGRAM)
     async with running(inproc_config(standing="none")) as daemon:
         await daemon.advance()
