@@ -22,7 +22,9 @@ def broker(request: pytest.FixtureRequest) -> Iterator[MockBroker]:
 
 @pytest.fixture
 async def kafka(broker: MockBroker) -> AsyncIterator[KafkaClients]:
-    async with KafkaClients(broker.bootstrap, TOPIC, {"fetch_max_wait_ms": 20}) as clients:
+    # the embedded broker takes a session's time to let a member leave
+    options = {"fetch_max_wait_ms": 20, "session_timeout_ms": 2000}
+    async with KafkaClients(broker.bootstrap, TOPIC, options) as clients:
         yield clients
 
 
