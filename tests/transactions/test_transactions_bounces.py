@@ -107,9 +107,3 @@ async def run(server: KafkaServer, records: int, what: str, how: Bounce) -> None
 @pytest.mark.sampled(1)
 async def test_a_hundred_thousand_messages(server: KafkaServer, what: str, how: Bounce) -> None:
     await run(server, 100_000, what, how)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("what", "how"), [("brokers", "hard_bounce"), ("clients", "clean_bounce")])
-async def test_a_sample_of_it(server: KafkaServer, what: str, how: Bounce) -> None:
-    await run(server, 12_000, what, how)

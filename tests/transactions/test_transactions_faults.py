@@ -100,7 +100,7 @@ def test_our_group_metadata_is_the_library_s() -> None:
     check_group_metadata()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("api", "act", "seconds"),
     [
@@ -134,7 +134,7 @@ async def test_a_fault_of_one_request(
         assert copy.outcomes["aborted"] >= 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(60))
 async def test_random_faults_and_kills(server: KafkaServer, proxy: KafkaProxy, copy: Copy, seed: int) -> None:
     await killed_now_and_then(copy, seed, kills=2, before=Requests(proxy, seed))
@@ -227,6 +227,7 @@ async def test_a_refused_message_is_named_and_the_rest_can_be_committed(copy: Co
     assert await copy.read() == [0, 2]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("taken", [False, True])
 async def test_idle_past_the_expiry_of_the_id(server: KafkaServer, copy: Copy, taken: bool) -> None:
     """The broker forgets the id, as after a power loss: the process goes on, unless another one has."""
