@@ -135,7 +135,7 @@ async def found_wrong(disturbed: Rig, undisturbed: Rig) -> list[str]:
 
 
 @pytest.mark.kafka
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(SHORT), ids="seed{:03}".format)
 async def test_a_fault_loses_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
     await run(both, draw(seed, bars=2, faults=1))

@@ -45,6 +45,7 @@ async def coordinator(bootstrap: str, name: str, kind: int, but: int | None = No
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.rotated(1, "pairs and clusters")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "exactly_once",

@@ -22,6 +22,7 @@ async def test_one_that_stands_by_loses_nothing(pairs: tuple[Rigs, Rigs], seed: 
     await run(pairs, draw(seed, bars=6, faults=2, deck=PAIR_DECK))
 
 
+@pytest.mark.rotated(1, "pairs and clusters")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("exactly_once", [False, True], ids=["at_least_once", "exactly_once"])
 async def test_one_that_is_killed_and_one_that_hangs_are_replaced(
