@@ -59,6 +59,7 @@ def check_equal(config: Config, messages: list[Incoming], model: Loaded) -> list
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", ["ephemeral", "frozen"])
 @pytest.mark.parametrize("kind", ["carry", "exact", "rollup"])
 def test_it_says_what_the_daemon_said(kind: str, placement: str, model: Loaded) -> None:
@@ -114,6 +115,7 @@ def told(request: pytest.FixtureRequest, model: Loaded) -> tuple[Config, list[An
     return config, *asyncio.run(one_by_one())
 
 
+@pytest.mark.sampled(1)
 @settings(max_examples=6)
 @drawn(st.integers(4, len(MESSAGES) - 1), st.integers(0, 2**32), st.sampled_from([1, 7, 300]))
 def test_what_comes_later_changes_nothing(
@@ -160,6 +162,7 @@ def rows_in(directory: Path) -> bytes:
     return bytes(sink.getvalue())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["exact", "rollup"])
 def test_after_three_restarts_the_rows_are_the_same(kind: str, model: Loaded, tmp_path: Path) -> None:
     config, messages = config_of(kind), messages_of(trades(40))

@@ -20,7 +20,8 @@ from tests.kit.daemon import Topics
 from tests.kit.fixtures import RealKafka
 from tests.kit.kafka import create_topics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.sampled(1), pytest.mark.timeout(900)]
+rotated = pytest.mark.rotated(1, "answers derived behind a roll or a restart")
+pytestmark = [rotated, pytest.mark.kafka, pytest.mark.sampled(1), pytest.mark.timeout(900)]
 
 FIRST, SECOND_LIFE, LAST = range(10), range(10, 14), range(14, 18)
 """Seconds that a daemon reads in three lives: the second goes on from a snapshot, the last from the log."""

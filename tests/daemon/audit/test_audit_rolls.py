@@ -13,7 +13,9 @@ from tests.daemon.audit.test_audit_reproduce import CASES, KEY, Ran, config_of, 
 from tests.kit import SECOND, START, trade, until
 from tests.kit.daemon import Topics
 
-pytestmark = [pytest.mark.sampled(1), pytest.mark.timeout(900)]  # a daemon and several engines for each case
+# a daemon and several engines for each case
+rotated = pytest.mark.rotated(1, "answers derived behind a roll or a restart")
+pytestmark = [rotated, pytest.mark.sampled(1), pytest.mark.timeout(900)]
 
 ROLL, SECONDS, LIFE = 6, 16, 8
 """Seconds; the daemon is started again behind `LIFE` of them."""

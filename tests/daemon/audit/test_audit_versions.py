@@ -29,6 +29,7 @@ choices = ["UP", "DOWN"]
 EXACT = 'semantics = "exact"\nrefresh_every = 2'
 
 pytestmark = pytest.mark.timeout(600)  # a daemon and an engine for each answer
+rotated = pytest.mark.rotated(3, "versions that are made again")
 
 
 def second(n: int, key: str = KEY, shift: int = 0) -> list[bytes]:
@@ -99,7 +100,8 @@ def out_of_order(n: int) -> list[bytes]:
     return [first, *([before] if n else []), *others, closing]
 
 
-@pytest.mark.sampled(2)
+@rotated
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("session", "of", "checked"),
     [
@@ -119,12 +121,14 @@ def test_a_version_is_made_again(
     ran.check(*ran.answers[checked])
 
 
+@rotated
 def test_empty_bars_are_part_of_their_version(run: Run) -> None:
     ran = run(f'empty = "fill"\n{SHORT.replace("160", "4000")}', with_a_pause)
     (filled,) = (a for a in ran.answers if a.basis is not None and a.basis.bars == 3)
     ran.check(filled)
 
 
+@rotated
 def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(run: Run) -> None:
     each = ONE_QUESTION.replace('"trend"', '"each"')
     ran = run(SHORT, second, f"ask_every_bars = 4\n{each}")
@@ -133,6 +137,7 @@ def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(ru
     ran.check(*seldom[1:])
 
 
+@rotated
 def test_what_may_differ_for_records_that_were_skipped_is_not_called_different(run: Run) -> None:
     ran = run(SHORT, second)
     config, answer = ran.config, ran.answers[6]
@@ -150,6 +155,7 @@ def test_what_may_differ_for_records_that_were_skipped_is_not_called_different(r
     assert compare(answer, derived).says == "reproduced"
 
 
+@rotated
 def test_what_was_ahead_of_the_clock_is_refused_again(run: Run) -> None:
     ahead: list[int] = []
 
@@ -165,6 +171,7 @@ def test_what_was_ahead_of_the_clock_is_refused_again(run: Run) -> None:
     ran.check(*ran.answers[6:8])
 
 
+@rotated
 def test_corrected_bars_are_corrected_again(run: Run) -> None:
     def late(n: int) -> list[bytes]:
         """Of two seconds, the second record belongs to the bar that the first one closes."""
@@ -176,6 +183,7 @@ def test_corrected_bars_are_corrected_again(run: Run) -> None:
     ran.check(*amended, ran.answers[-1])
 
 
+@rotated
 def test_lines_of_events_are_made_again(run: Run) -> None:
     """Each is a version of its own, with the words that stood in its record; a split resets the window."""
 

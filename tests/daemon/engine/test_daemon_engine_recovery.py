@@ -289,7 +289,7 @@ def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig
     return SessionConfig(name=name, symbol=symbol, retention_tokens=256, **settings)  # type: ignore[arg-type]  # its own
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
