@@ -55,6 +55,7 @@ def test_standing_questions_are_all_different() -> None:
     assert standing_texts(6) == standing_texts(25)[:6]
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_every_part_is_measured(tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
     run = CliRunner().invoke(bench, ["engine", "--quick", "--threads", "1", "--json", str(saved)])

@@ -12,6 +12,7 @@ from bench.run import MeasurementFailed, SuiteRun, run
 from scheduler.costs import load
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_every_figure_is_taken(tmp_path: Path) -> None:
     """One quick run on the CPU: every table has its figures, and the cost model has a profile."""
     settings = SuiteRun(

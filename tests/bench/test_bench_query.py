@@ -1,5 +1,6 @@
 """Clients over HTTP and ZeroMQ, measured small."""
 
+import pytest
 from prometheus_client import generate_latest
 
 from bench.query import cached, events, scrape
@@ -8,6 +9,7 @@ from metrics.export import exposition
 from metrics.store import MetricStore
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_every_client_gets_every_event() -> None:
     figures = list(events.measure(SuiteRun(quick=True)))
     (delivered,) = (figure for figure in figures if figure.name == "delivery P50")
@@ -15,6 +17,7 @@ def test_every_client_gets_every_event() -> None:
     assert all(figure.ours > 0 and figure.ratio for figure in figures if figure.unit == "ms")
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_cached_answers_are_beside_bare_servers_of_the_same_loop() -> None:
     figures = list(cached.measure(SuiteRun(quick=True)))
     trips = [figure for figure in figures if figure.name.startswith("cached")]

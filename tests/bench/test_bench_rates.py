@@ -26,6 +26,7 @@ def test_kafka_to_bars_counts_every_bar() -> None:
     assert found[1].reference == found[0].ours
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_files_to_bars_read_every_record() -> None:
     found = list(files.measure(QUICK))
     assert [(f.setting["file"], f.setting["trades"]) for f in found] == [("Parquet", 4000), ("DBN", 4000)]
@@ -38,6 +39,7 @@ def test_frames_of_a_stream_to_bars() -> None:
     assert found.ratio
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 async def test_sessions_of_patterns_are_opened_and_answered_from_a_small_pool() -> None:
     plan = patterns.PatternsPlan((2,), 2, 5)
     found, opened_s, level_s, megabytes = await patterns.measure_one(
@@ -85,6 +87,7 @@ def test_the_stand_in_tokenizer_takes_the_fast_path() -> None:
     assert Tokeniser(processes.encode).fast
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_hits_come_from_the_cache_of_a_real_gateway() -> None:
     """Gateway, engine and client are three processes; every ask of an idle session is a hit."""
     found = list(cached.hits(QUICK))
@@ -108,6 +111,7 @@ def test_the_rules_have_a_cost_and_a_silent_feed_is_flagged() -> None:
     assert flag.ours >= flag.reference == 1000
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_every_tick_is_taken_and_bars_are_answered_in_both_conditions() -> None:
     found = list(ticks.measure(QUICK))
     assert [f.setting["prompts"] for f in found if f.name == "bars answered"] == ["none", "2 clients"]

@@ -22,6 +22,7 @@ from lab.simulation.tokens import Segments
 from scheduler.policies import NAMES
 
 
+@pytest.mark.rotated(3, "benchmarks in their smallest size")
 def test_every_part_is_measured(tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
     run = CliRunner().invoke(bench, ["scheduler", "--quick", "--threads", "1", "--json", str(saved)])
