@@ -192,6 +192,7 @@ def run_until_ready(words: list[str], folder: Path) -> None:
         daemon.wait()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", sorted({each.page for each in commands("files")}))
 def test_commands_about_files_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

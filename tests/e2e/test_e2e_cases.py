@@ -45,6 +45,7 @@ def bars(found: list[dict[str, str]]) -> list[tuple[str, datetime, *tuple[Decima
     ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", sorted(each.name for each in CASES.iterdir()))
 def test_a_case(name: str, tmp_path: Path) -> None:
     case, made = CASES / name, tmp_path / "bars.csv"

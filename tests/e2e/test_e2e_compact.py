@@ -120,6 +120,7 @@ def expected_of(
     return versions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "placement", "questions"),
     [

@@ -168,6 +168,7 @@ async def has_open(gateway: Gateway, *sessions: str) -> None:
     await until(done, 30.0, f"{sessions} open")
 
 
+@pytest.mark.sampled(1)
 async def test_sessions_move_between_daemons_and_questions_find_them(group: Group) -> None:
     first = await group.join("one")
     await has_open(first)

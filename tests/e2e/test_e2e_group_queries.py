@@ -134,6 +134,7 @@ async def test_any_daemon_serves_the_sessions_of_all(real_kafka: RealKafka, tmp_
         assert both.other.store.value("foretick_peer_requests_total", outcome="answered") == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_a_client_misses_nothing_and_sees_nothing_twice_while_its_session_moves(
     real_kafka: RealKafka, tmp_path: Path, delivery: str

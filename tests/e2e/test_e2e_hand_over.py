@@ -84,6 +84,7 @@ async def asking(*daemons: Gateway) -> AsyncIterator[Callable[[], int]]:
     assert [each for each in replies if not isinstance(each, AnswersReply)] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(400)
 async def test_partitions_move_warm_when_a_daemon_joins_and_when_one_stops(
     group: DynamicGroup,

@@ -213,6 +213,7 @@ class PatternGroup(Group):
         await until(lambda: set(gateway.sessions.states) == wanted, 60.0, "the sessions of the group")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.kafka
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 async def test_all_daemons_of_a_group_have_what_one_has_opened(

@@ -81,6 +81,7 @@ def of_capture(path: Path) -> dict[int, Bar]:
     return of_mids(quotes())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "form", "computed", "until"),
     [

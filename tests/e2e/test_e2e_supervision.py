@@ -73,6 +73,7 @@ async def test_the_names_here_are_all_there_are():
         assert sorted(daemon.host.threads.all) == THREADS
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TASKS)
 async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(name):
     async with supervised("two") as daemon:
@@ -111,6 +112,7 @@ def engines(parent: str = "self") -> set[int]:
     return {pid for pid in pids if b"daemon.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("killed", ["engine", "spare"])
 async def test_a_killed_engine_is_replaced_by_another_fork_of_the_spare(killed: str) -> None:
     """Which has loaded the model. Without the spare, its fork ends, too, and both are started again."""

@@ -206,6 +206,7 @@ async def test_a_reload_brings_new_contracts_and_names_to_sessions_that_run(roll
         assert daemon.count("config_reloads", outcome="done") == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("roll", ["line", "reset"])
 @pytest.mark.parametrize("stop", [ROLL - 1, ROLL + 1, ROLL + 3])
 async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, roll: Roll, stop: int) -> None:
@@ -224,6 +225,7 @@ async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, r
         await daemon.gateway.stop()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.kafka
 @pytest.mark.parametrize("roll", ["line", "reset"])
 @pytest.mark.parametrize("stop", [ROLL + 2, ROLL + 3, ROLL + 5])

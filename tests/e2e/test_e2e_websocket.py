@@ -172,6 +172,7 @@ class Unreliable:
 CASES = [("binance", 60, 0), ("binance", 60, 1), *((each, 30, 2) for each in FRAMES if each != "binance")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("of", "seconds", "seed"), CASES)
 async def test_bars_are_right_whatever_the_venue_does(of: str, seconds: int, seed: int) -> None:
     rng = Random(seed)

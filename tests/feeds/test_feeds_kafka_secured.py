@@ -26,6 +26,7 @@ def credentials(folder: Path, user: str = USER, password: str = PASSWORD) -> str
     return str(path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("sasl", "delivery"),

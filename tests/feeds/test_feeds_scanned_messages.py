@@ -481,6 +481,7 @@ def expect_records(made: FormatDecoder, messages: Sequence[Incoming]) -> int:
     return int(rows["taken"].sum())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("container", "payloads"), [("json", JSON), ("msgpack", MSGPACK), ("protobuf", PROTOBUF)]
 )

@@ -513,6 +513,7 @@ def test_generated_dbn_against_its_own_integers(data: st.DataObject) -> None:
     assert len(found.bad) == len(drawn) - len(right)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("floats", [True, False], ids=["floats", "decimals"])
 @pytest.mark.parametrize(("form", "decimals"), [("btc_perp_bars", 6), ("sp500_bars", 2)])
 def test_real_bars_as_parquet(tmp_path: Path, form: str, decimals: int, floats: bool) -> None:

@@ -163,6 +163,7 @@ def test_a_tape_covers_at_least_a_day() -> None:
     assert Tape("", rows, []).days == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_faults_are_found_in_real_recordings(name: str) -> None:
     folder = os.environ.get("FORETICK_DATA")
