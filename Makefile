@@ -20,7 +20,7 @@ UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemo
 # How much faster the clock of alerts runs than the machine's; less on a busy machine.
 FASTER ?= 20
 
-.PHONY: run test rescale faults unit one coverage kernels fuzz site lint format lock clean sbom systemd
+.PHONY: run test rescale faults unit one coverage kernels fuzz site lint format lock clean sbom systemd machine
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo
@@ -38,6 +38,10 @@ rescale: $(STAMP)
 # The service under a systemd of its own, in namespaces: it takes root, and Debian's archive the first time.
 systemd: $(STAMP)
 	$(BIN)/python -m pytest -v -n 0 -m long tests/systemd/test_systemd_process_1.py
+
+# Its root, which comes from the archive.
+machine: $(STAMP)
+	$(BIN)/python -m tests.systemd.container
 
 # Faults of running daemons, one after the other: what alerts and the doctor say of each. Leaves .cache/faults.md.
 faults: $(STAMP)
@@ -81,9 +85,10 @@ format: $(STAMP)
 
 $(RUNTIME): requirements.lock pyproject.toml
 $(STAMP): requirements-dev.lock pyproject.toml
+# Modules are compiled when they are imported: pip would compile all of them, a minute of a core.
 $(RUNTIME) $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
