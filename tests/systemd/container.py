@@ -150,3 +150,7 @@ def _init_of(process: subprocess.Popen[bytes], log: Path) -> int:
 def libraries() -> Path:
     """Of the tests' environment."""
     return Path(sysconfig.get_path("purelib"))
+
+
+if __name__ == "__main__":
+    base()
