@@ -47,7 +47,7 @@ LEFT_OPEN = (
 )
 """aiokafka 0.14 leaves some connections to the garbage collector when a broker ends while they open."""
 
-MAX_EXAMPLES = 100
+MAX_EXAMPLES = 50
 """Of a property, at most, unless tests that take long are asked for."""
 
 
