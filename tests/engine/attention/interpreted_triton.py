@@ -115,7 +115,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """The layer, and how it is called."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_mixed_batches_equal_the_reference(case: str) -> None:
     """Shared extents in several frames, causal rows, NaN in slots without readers."""
@@ -126,7 +126,7 @@ def test_mixed_batches_equal_the_reference(case: str) -> None:
     tolerance.assert_sums(*both(call), width=WIDTH)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int) -> None:
@@ -252,7 +252,7 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", FUSED)
 def test_fused_layers_give_what_the_unmodified_model_gives(case: str, dtype: torch.dtype) -> None:
@@ -297,7 +297,7 @@ def chunk_slots(placement: Placement) -> list[int]:
 ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # every other layer sees a window
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "mistral", "gemma3_text", "phi3", "gpt_oss"])
 def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
     """Through the engine: records to a tape of several frames, then questions of two versions of it.
