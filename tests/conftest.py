@@ -30,7 +30,10 @@ settings.load_profile("foretick")
 
 ROOT = Path(__file__).parent
 
-LONGEST = ("chaos", "e2e", "transactions", "others", "soak", "bench", "engine", "feeds")
+LONGEST = (
+    *("chaos", "e2e", "transactions", "others", "soak", "weights", "training", "bench", "docs"),
+    *("daemon", "engine", "feeds"),
+)
 """Packages of tests, the slowest first."""
 MAX_WORKERS = 8
 """Each imports PyTorch."""
