@@ -86,6 +86,7 @@ def printed(text: str) -> list[re.Match[str]]:
     return [found for line in text.splitlines() if (found := LINE.match(line))]
 
 
+@pytest.mark.sampled(2)
 def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     tmp_path: Path, sample: Sample, replayed: Replay
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
+@pytest.mark.sampled(2)
 def test_a_real_file_through_the_daemon(sample: Sample, replayed: Replay) -> None:
     status, output, gateway = replayed(real_file(sample), sample, sample.until)
     assert status == 0
@@ -118,6 +120,7 @@ def _replay(path: Path, sample: Sample) -> list[str]:
     return ["replay", str(path), "--format", sample.form]
 
 
+@pytest.mark.sampled(2)
 async def test_a_file_to_kafka_arrives_record_by_record(tmp_path: Path, sample: Sample) -> None:
     quiet_client_log()
     with MockBroker() as broker:

@@ -222,6 +222,7 @@ def agents(desk: RunningDaemon, transport: str, mode: str) -> Client:
     return Client(StdioServerParameters(command=sys.executable, args=args, env=environment), mode=mode)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("stdio", "auto"), ("stdio", "legacy")]
 )

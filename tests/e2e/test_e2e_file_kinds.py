@@ -141,6 +141,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", KINDS, ids=lambda kind: kind.__name__)
 def test_bars_of_every_kind_of_file(
     tmp_path: Path, write: Callable[[Path, Trades], tuple[Path, str]]

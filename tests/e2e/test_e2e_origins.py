@@ -84,6 +84,7 @@ async def fetched(
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_a_page_of_another_origin_uses_the_api_where_it_is_allowed(allowed: bool) -> None:
     """By fetch with and without a preflight, by EventSource and by WebSocket."""

@@ -59,6 +59,7 @@ async def opened(shown: Shown, size: tuple[int, int], **options: object) -> tupl
     return page, wrong
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_it_shows_every_session_and_answer_and_can_be_read(

@@ -158,6 +158,7 @@ async def by_websocket(sent: Flood) -> AsyncIterator[tuple[SourceConfig, Send]]:
         yield SourceConfig(kind="websocket", websocket=connector, ring_capacity=RING), send  # type: ignore[call-arg]  # by connectors
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("by", [by_kafka, by_zeromq, by_http, by_websocket])
 async def test_nothing_is_lost_silently(
     by: Callable[[Flood], AsyncIterator[tuple[SourceConfig, Send]]],

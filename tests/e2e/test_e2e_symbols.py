@@ -124,6 +124,7 @@ async def feed(daemon: RunningDaemon, seconds: Iterable[int], count: int) -> Non
         await until(lambda bars=closed: len(daemon.answers("es")) == bars)  # type: ignore[misc]  # a default binds it
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("roll", ["line", "reset"])
 @pytest.mark.parametrize("count", [2, 12], ids=["one by one", "as columns"])
 @pytest.mark.parametrize("by_pattern", [False, True])

@@ -144,6 +144,7 @@ async def take_over_and_back(topic: str, market: Trading, one: Reader, two: Read
         assert sorted(set(found)) == list(range(max(found) + 1)), "none is left out"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.kafka
 @pytest.mark.parametrize("static", [False, True])
 async def test_a_member_takes_over_warm_and_hands_over_when_it_leaves(

@@ -100,6 +100,7 @@ async def fits(page: Page) -> None:
     assert await page.evaluate(CLIPPED) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [(PHONE, "light"), (PHONE, "dark"), ((320, 640), "dark"), (DESKTOP, "light")],

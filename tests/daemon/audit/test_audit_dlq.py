@@ -206,6 +206,7 @@ async def redrive_all(bootstrap: str, sink: KafkaSink) -> int:
         await sink.stop()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("messages", range(7))
 def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock: str, messages: int) -> None:
     run_fill(mock, "dlq.v1", [dead_letter(n, payload=b"%d" % n) for n in range(2)])

@@ -72,6 +72,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("container", ["json", "msgpack", "protobuf"])
 def test_many_at_a_time_have_the_outcome_of_one_by_one(tmp_path: Path, container: str) -> None:
     """The same records, counts, DLQ records and offsets."""
