@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
 from engine.step import Chunk, OutOfMemory
+from ingest.tokens import Tokeniser
 from regions.tape import Retention
 from tapes.rules import Ints
 from training.batches import Vocabulary
@@ -71,6 +73,11 @@ class Served:
                 raise ModelError(f"{rule.name}: {error}") from error
         return cls(engine, prompt, lines=read, asked=asked)
 
+    @cached_property
+    def tokeniser(self) -> Tokeniser:
+        """Of all lines: making one encodes thousands of them, to compare its tables with the tokenizer."""
+        return Tokeniser(self.prompt.encode)
+
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
@@ -81,7 +88,7 @@ class Served:
         listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen, lines, price = shown(self.prompt, self.lines, x, tape, header, listed)
+            frozen, lines, price = shown(self.prompt, self.tokeniser, self.lines, x, tape, header, listed)
             for bar in cuts.tolist():
                 window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
                 with closing(_Context(self.engine, frozen, window)) as context:

@@ -33,15 +33,21 @@ class Shown(NamedTuple):
 
 
 def shown(
-    prompt: PromptFormat, lines: Lines, x: Levels, tape: int, header: str, questions: list[str]
+    prompt: PromptFormat,
+    tokeniser: Tokeniser,
+    lines: Lines,
+    x: Levels,
+    tape: int,
+    header: str,
+    questions: list[str],
 ) -> Shown:
     """One of the tapes ``x``, in these ``lines``; ``header``: the line of its anchor."""
     if lines == "compact":
         fields = np.stack([x.open[tape], x.high[tape], x.low[tape], x.close[tape], x.volume[tape]], 1)
         frozen = prompt.frozen(header, questions)
-        return Shown(frozen, Tokeniser(prompt.encode).compact(fields), lambda level: f"{level:03d}")
+        return Shown(frozen, tokeniser.compact(fields), lambda level: f"{level:03d}")
     bars, spec = bars_of_levels(x, tape, header)
-    made = Tokeniser(prompt.encode).lines(bars, spec) if lines == "decimal" else _in_words(prompt, bars, spec)
+    made = tokeniser.lines(bars, spec) if lines == "decimal" else _in_words(prompt, bars, spec)
     frozen = prompt.frozen(None, questions)
     anchor = _anchor(header)
     return Shown(frozen, made, lambda level: anchor.printed(f"{level:03d}"))

@@ -11,6 +11,7 @@ from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
 from ingest.compact import Anchor, fields_of
 from ingest.lines import bar_line
+from ingest.tokens import Tokeniser
 from training.batches import Vocabulary
 from training.shown import bars_of_levels, shown
 from training.sources import Drawn, Generated
@@ -47,7 +48,7 @@ def test_levels_around_their_anchor_are_the_bars_again(drawn: Drawn) -> None:
 
 def test_decimal_lines_are_those_of_the_daemon(prompt: PromptFormat, drawn: Drawn) -> None:
     for tape in range(3):
-        made = shown(prompt, "decimal", drawn.levels, tape, header(drawn, tape), [])
+        made = shown(prompt, Tokeniser(prompt.encode), "decimal", drawn.levels, tape, header(drawn, tape), [])
         bars, spec = bars_of_levels(drawn.levels, tape, header(drawn, tape))
         texts = [prompt.tokenizer.decode(line) for line in made.lines]
         assert texts == [bar_line(bar, spec) for bar in bars]
@@ -58,8 +59,8 @@ def test_decimal_lines_are_those_of_the_daemon(prompt: PromptFormat, drawn: Draw
 
 
 def test_words_name_each_number(prompt: PromptFormat, drawn: Drawn) -> None:
-    made = shown(prompt, "words", drawn.levels, 0, header(drawn, 0), [])
-    decimal = shown(prompt, "decimal", drawn.levels, 0, header(drawn, 0), [])
+    made = shown(prompt, Tokeniser(prompt.encode), "words", drawn.levels, 0, header(drawn, 0), [])
+    decimal = shown(prompt, Tokeniser(prompt.encode), "decimal", drawn.levels, 0, header(drawn, 0), [])
     for said, plain in zip(made.lines, decimal.lines, strict=True):
         text = prompt.tokenizer.decode(said)
         found = re.fullmatch(
@@ -72,7 +73,7 @@ def test_words_name_each_number(prompt: PromptFormat, drawn: Drawn) -> None:
 
 
 def test_compact_lines_are_the_levels_themselves(prompt: PromptFormat, drawn: Drawn) -> None:
-    made = shown(prompt, "compact", drawn.levels, 1, header(drawn, 1), [])
+    made = shown(prompt, Tokeniser(prompt.encode), "compact", drawn.levels, 1, header(drawn, 1), [])
     x = drawn.levels
     expected = [
         f"{x.open[1, n]:03d}{x.high[1, n]:03d}{x.low[1, n]:03d}{x.close[1, n]:03d}" for n in range(64)
@@ -85,7 +86,8 @@ def test_large_volumes_are_shown_as_they_are(prompt: PromptFormat, drawn: Drawn)
     """Beyond what fits 64 bits in units of 1e-9."""
     x = replace(drawn.levels, volume=np.full_like(drawn.levels.volume, 800))
     header = "reference 100.00 unit 0.01 volume 950000000 percent 100\n"
-    decimal, words = (shown(prompt, lines, x, 0, header, []) for lines in ("decimal", "words"))
+    tokeniser = Tokeniser(prompt.encode)
+    decimal, words = (shown(prompt, tokeniser, lines, x, 0, header, []) for lines in ("decimal", "words"))
     for made, said in zip(decimal.lines, words.lines, strict=True):
         number = prompt.tokenizer.decode(made).strip().rpartition(",")[2]
         assert float(number) == pytest.approx(950e6 * 10**1.5, rel=1e-9)
