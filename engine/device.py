@@ -65,6 +65,11 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """Return the device's own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 def use_threads(threads: int) -> None:
     """Compute with this number of CPU threads; 0: torch's own number, at most one per CPU this process may
     use.

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.step import Chunk, Executor, SampledToken
+from regions.offload.kv_store import Way
 from scheduler.curves import CostCurve, FitError
 
 Span = tuple[int, int]
@@ -168,33 +169,31 @@ def guess(block_size: int) -> CostModel:
 
 
 class OnlineCosts:
-    """A profile corrected online: one factor on all computing times.
+    """A profile corrected online: one factor on all computing times, and one on the transfers of each way.
 
-    The factor is a running mean of measured pass times over one of predicted times; each new pass has the
-    weight `GAIN`, so long passes count for more. A pass counts for between 1/`CLIP` and `CLIP` times its
-    predicted time, so a pass that waited for a compilation moves the factor by a bounded step. Transfers use
-    another resource and keep their measured times.
+    A factor is a running mean of measured times over one of predicted times; each new pass, or transfer, has
+    the weight `GAIN`, so long ones count for more. One counts for between 1/`CLIP` and `CLIP` times its
+    predicted time, so a pass that waited for a compilation moves the factor by a bounded step.
     """
 
     def __init__(self, base: CostModel) -> None:
         self.base = base
-        self._predicted = self._measured = 0.0
+        self._computing = _Factor()
+        self._copying: dict[Way, _Factor] = {"out": _Factor(), "in": _Factor()}
 
     @property
     def factor(self) -> float:
-        """Measured over predicted time; 1 before the first pass."""
-        return self._measured / self._predicted if self._predicted else 1.0
+        """Measured over predicted time of passes; 1 before the first."""
+        return self._computing.value
 
     def observe(self, spans: Sequence[Span], took_ns: int) -> None:
         """Record the time of a pass over ``spans``; 0 ns is ignored."""
-        predicted = self.base.batch_ns(spans)
-        if predicted <= 0 or took_ns <= 0:
-            return
-        expected = predicted * self.factor
-        measured = min(max(float(took_ns), expected / CLIP), expected * CLIP)
-        gain = GAIN if self._predicted else 1.0
-        self._predicted += gain * (predicted - self._predicted)
-        self._measured += gain * (measured - self._measured)
+        self._computing.observe(self.base.batch_ns(spans), took_ns)
+
+    def copied(self, way: Way, blocks: int, took_ns: int) -> None:
+        """Record the time of a transfer of ``blocks``: a `regions.offload.kv_store.Copied`."""
+        predicted = self.base.swap_out_ns(blocks) if way == "out" else self.base.swap_in_ns(blocks)
+        self._copying[way].observe(predicted, took_ns)
 
     def recompute_ns(self, tokens: int) -> int:
         """See `Costs`."""
@@ -202,11 +201,32 @@ class OnlineCosts:
 
     def swap_ns(self, blocks: int) -> int:
         """See `Costs`."""
-        return self.base.swap_ns(blocks)
+        out, back = self.base.swap_out_ns(blocks), self.base.swap_in_ns(blocks)
+        return round(out * self._copying["out"].value + back * self._copying["in"].value)
 
     def batch_ns(self, spans: Sequence[Span]) -> int:
         """See `Costs`."""
         return round(self.base.batch_ns(spans) * self.factor)
+
+
+class _Factor:
+    """See `OnlineCosts`."""
+
+    def __init__(self) -> None:
+        self._predicted = self._measured = 0.0
+
+    @property
+    def value(self) -> float:
+        return self._measured / self._predicted if self._predicted else 1.0
+
+    def observe(self, predicted: int, took_ns: int) -> None:
+        if predicted <= 0 or took_ns <= 0:
+            return
+        expected = predicted * self.value
+        measured = min(max(float(took_ns), expected / CLIP), expected * CLIP)
+        gain = GAIN if self._predicted else 1.0
+        self._predicted += gain * (predicted - self._predicted)
+        self._measured += gain * (measured - self._measured)
 
 
 class LearningExecutor:

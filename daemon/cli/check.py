@@ -26,6 +26,7 @@ from feeds.kafka_client import BrokerError
 from feeds.topic_sample import TopicSample
 from feeds.webhook_signatures import read_keys
 from flash.registry import Registry
+from regions.kv_tensors import KVPool
 from support.plugins import installed
 
 _NAMED = 5
@@ -85,8 +86,10 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
         choice = each.loaded.choice
         yield Finding(f"{table}.layers", f"{each.loaded.layers_run}{f': {choice}' if choice else ''}")
         pool = each.engine.pool
-        key = f"{table}.blocks" if number else "pool.blocks"
-        yield Finding(key, f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB")
+        place = table if number else "pool"
+        yield Finding(f"{place}.blocks", _size(pool))
+        if each.tiers.host is not None:
+            yield Finding(f"{place}.host_blocks", _size(each.tiers.host.pool))
         if part.opens_by_partition and part.sessions:
             yield _room(each, part, group)
         registry = Registry(each.prepare)
@@ -105,6 +108,10 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
                     ok=False,
                 )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")
+
+
+def _size(pool: KVPool) -> str:
+    return f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB"
 
 
 def _room(built: Built, config: Config, group: int) -> Finding:

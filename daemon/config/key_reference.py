@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from daemon.config.load import POLICIES
-from daemon.config.overrides import bare
+from daemon.config.overrides import bare, words
 from daemon.config.schema import Config, ModelConfig, NamedModel, PatternConfig, SessionSettings
 from daemon.config.tenants_file import TenantTable
 from feeds.decimals import Fixed
@@ -89,6 +89,9 @@ def description(kind: inspect.Type) -> str:
 
 
 def _type(kind: inspect.Type) -> str:
+    named = [f"`{word}`" for word in words(kind)]
+    if named:
+        return " \\| ".join([*named, _type(bare(kind))])
     kind = bare(kind)
     if isinstance(kind, inspect.LiteralType):
         return " \\| ".join(f"`{value}`" for value in kind.values)

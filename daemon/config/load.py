@@ -20,7 +20,7 @@ from msgspec import inspect
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, ConfigProblem
 from daemon.config.former_keys import renamed_value
-from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at
+from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at, words
 from daemon.config.schema import PATTERNS, Config, SymbolsConfig, Table
 from feeds.decimals import Fixed, parse_fixed
 from feeds.decoding import shortened
@@ -174,12 +174,10 @@ def _explain(
     if unknown := _UNKNOWN.fullmatch(what):
         key = f"{key}.{unknown[1]}" if key else unknown[1]
         what = no_such_key(key, fields_of(type_at(kind, steps)))
-    elif what.startswith("Invalid enum value") and isinstance(
-        found := bare(type_at(kind, steps)), inspect.LiteralType
-    ):
+    elif what.startswith("Invalid enum value") and (allowed := _allowed(type_at(kind, steps))):
         value = _value_at(values, steps)
         given, renamed = shortened(repr(value), _SHOWN), renamed_value(key, value)
-        what = f"must be one of {', '.join(map(str, found.values))}, not {given}{renamed}"
+        what = f"must be {allowed}, not {given}{renamed}"
     elif pattern := _PATTERN.fullmatch(what):
         given = shortened(repr(_value_at(values, steps)), _SHOWN)
         wanted = PATTERNS.get(literal_eval(pattern[1]), f"text that matches {pattern[1]}")
@@ -188,6 +186,15 @@ def _explain(
     return ConfigProblem(
         key, (what[:1].lower() + what[1:]).replace("`", "") + (f" (from {origin})" if origin else "")
     )
+
+
+def _allowed(kind: inspect.Type) -> str:
+    """What a key takes of which only some texts are allowed."""
+    if named := words(kind):
+        return f"a number or {' or '.join(named)}"
+    found = bare(kind)
+    values = found.values if isinstance(found, inspect.LiteralType) else ()
+    return f"one of {', '.join(map(str, values))}" if values else ""
 
 
 def _value_at(values: object, steps: Sequence[str]) -> object:

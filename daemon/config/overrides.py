@@ -41,12 +41,28 @@ class Layered:
 
 
 def bare(kind: inspect.Type) -> inspect.Type:
-    """The type without its description and without `None`."""
+    """The type without its description, without `None` and without `words`."""
+    kinds = [each for each in _alternatives(kind) if not isinstance(each, inspect.NoneType)]
+    if len(kinds) > 1:
+        kinds = [each for each in kinds if not isinstance(each, inspect.LiteralType)]
+    (found,) = kinds
+    return found
+
+
+def words(kind: inspect.Type) -> tuple[str, ...]:
+    """What a key takes beside values of its `bare` type, such as `auto`."""
+    found = bare(kind)
+    literals = (each for each in _alternatives(kind) if isinstance(each, inspect.LiteralType))
+    return tuple(str(value) for each in literals if each is not found for value in each.values)
+
+
+def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
+    """The types of a union, or the type itself, without descriptions."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
-    if isinstance(kind, inspect.UnionType):
-        (kind,) = (bare(t) for t in kind.types if not isinstance(t, inspect.NoneType))
-    return kind
+    if not isinstance(kind, inspect.UnionType):
+        return [kind]
+    return [found for each in kind.types for found in _alternatives(each)]
 
 
 def _child(kind: inspect.Type, part: str, here: str, origin: str) -> inspect.Type:
@@ -95,6 +111,8 @@ def _slot(node: Any, part: str, here: str, origin: str) -> Any:
 
 def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
     """Text stays text where the type is text; a list may be JSON or comma separated; all else is JSON."""
+    if text in words(kind):
+        return text
     kind = bare(kind)
     if isinstance(kind, inspect.StrType | inspect.LiteralType | inspect.CustomType):
         return text

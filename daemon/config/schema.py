@@ -38,6 +38,7 @@ UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _SYMBOL = r"^[^:\s]+:\S+$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+HostBlocks = Annotated[int, msgspec.Meta(ge=0)] | Literal["auto"]
 _VENUE = r"^[^:\s]+$"
 _OFF_OR_SOCKET = r"^$|" + SOCKET
 _SOCKETS = "tcp://host:port or ipc://path"
@@ -172,7 +173,7 @@ class NamedModel(ModelConfig, frozen=True, kw_only=True):
         about("what sessions call this model, and clients beside its own name", pattern=_NAME, max_length=64),
     ]
     blocks: Annotated[int, about("blocks of its pool, as `pool.blocks`", ge=0)] = 0
-    host_blocks: Annotated[int, about("blocks of its host tier, as `pool.host_blocks`", ge=0)] = 0
+    host_blocks: Annotated[HostBlocks, about("blocks of its host tier, as `pool.host_blocks`")] = "auto"
 
 
 class PoolConfig(Table, frozen=True):
@@ -192,8 +193,13 @@ class PoolConfig(Table, frozen=True):
         ),
     ] = 0.25
     host_blocks: Annotated[
-        int, about("blocks of the host tier, which holds KV when the pool is full; 0 is no host tier", ge=0)
-    ] = 0
+        HostBlocks,
+        about(
+            "blocks of the host tier, which holds KV when the pool is full; 0 is no host tier. auto: as many "
+            "as requests may hold in the pool (`scheduler.cell_budget`), but at most an eighth of the memory "
+            "that pools and a spare engine leave"
+        ),
+    ] = "auto"
     idle_spill: Annotated[
         Duration,
         about(
@@ -234,9 +240,9 @@ class SchedulerConfig(Table, frozen=True):
     profile: Annotated[
         str,
         about(
-            'cost profile of the device, a name or a file (`foretick profile`); "" starts from a '
-            "cautious guess. Measured passes correct the computing times of either by one factor; times of "
-            "transfers stay as they are"
+            'cost profile of the device, a name or a file (`foretick profile`); "" is measured as the '
+            "engine starts, or a cautious guess without a host tier. Passes and transfers correct it while "
+            "the daemon runs"
         ),
     ] = ""
     max_drafts: Annotated[

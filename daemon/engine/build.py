@@ -14,9 +14,19 @@ from daemon.config.checks import tables_of
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
+from daemon.engine.cost_probe import measured_costs
 from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.memory_budget import SharedMemory, check_memory, check_weights, fitting_blocks
+from daemon.engine.memory_budget import (
+    HOST,
+    SHARE,
+    SharedMemory,
+    asked_host_blocks,
+    check_memory,
+    check_weights,
+    fitting_blocks,
+    host_blocks,
+)
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.question_packs import EnginePacks
@@ -404,12 +414,13 @@ def _build_all(
     config: Config, progress: Mapping[str, Progress], ahead: tuple[Loaded, ...], *, opens_all: bool
 ) -> Built:
     use_threads(config.model.threads)
-    models, memory = ahead or load_all(config), SharedMemory()
+    models = ahead or load_all(config)
     found: list[Built] = []
-    for number, (part, model) in enumerate(zip(by_model(config), models, strict=True)):
+    rooms = sized_all(config, models)
+    for number, (part, model, room) in enumerate(zip(by_model(config), models, rooms, strict=True)):
         with keys_of_file(config, number):
             opened = part if opens_all else opened_at_start(part)
-            built = _build(part, opened, progress, model, memory)
+            built = _build(part, opened, progress, model, room)
             found.append(replace(built, names=_names(part.model, model[0], found)))
     return replace(found[0], others=tuple(found[1:]))
 
@@ -427,7 +438,10 @@ def _names(settings: ModelConfig, loaded: LoadedModel, before: Sequence[Built]) 
 
 @dataclass(frozen=True)
 class Sized:
-    """What the pool has to hold. ``longest``: tokens of the longest frozen prefix; ``compact``: sessions."""
+    """What the pool has to hold. ``longest``: tokens of the longest frozen prefix; ``compact``: sessions.
+
+    ``host_blocks``: of the host tier.
+    """
 
     lines: dict[str, LineSpec | CompactSpec]
     prefixes: EnginePrefixes
@@ -436,13 +450,33 @@ class Sized:
     largest: int
     longest: int
     blocks: int
+    host_blocks: int
 
 
-def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: SharedMemory) -> Sized:
-    """How large a model's pool is to be; allocates none of it. Raises SettingError where it does not fit.
+def sized_all(config: Config, models: Sequence[Loaded]) -> list[Sized]:
+    """How large pools and host tiers are to be, in the order of `by_model`; allocates none of them.
 
-    ``memory``: what it takes is no other model's any more.
+    Host tiers of no given size get their shares of what all pools leave. Raises SettingError where a pool
+    does not fit.
     """
+    memory, found = SharedMemory(), list[Sized]()
+    parts = list(zip(by_model(config), models, strict=True))
+    spare = _for_spare(config, models[0][0])
+    left = (SHARE - 1) * memory(HOST) - spare
+    for number, (part, (loaded, prompt)) in enumerate(parts):
+        with keys_of_file(config, number):
+            found.append(_sized(part, loaded, prompt, memory))
+    left += memory(HOST)
+    for number, (part, (loaded, _)) in enumerate(parts):
+        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+        blocks = host_blocks(part.pool, found[number].blocks, part.scheduler.cell_budget, each, left)
+        found[number] = replace(found[number], host_blocks=blocks)
+        left -= blocks * each
+    return found
+
+
+def _sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: SharedMemory) -> Sized:
+    """One model's. ``memory``: what it takes is no other model's any more."""
     lines = {each.name: line_spec(each, config.bars, prompt, table) for table, each in tables_of(config)}
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
@@ -453,15 +487,15 @@ def sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: Sha
     largest = sizes.largest(compact)
     check_pools(config, compact, window)
     blocks = _capacity(config, sizes, compact, largest, loaded, memory)
-    return Sized(lines, prefixes, sizes, compact, largest, longest, blocks)
+    return Sized(lines, prefixes, sizes, compact, largest, longest, blocks, asked_host_blocks(config.pool))
 
 
 def pool_bytes(config: Config, models: Sequence[Loaded]) -> int:
-    """What pools and host tiers may take of a CPU's memory. Raises SettingError as `sized`."""
-    memory, found = SharedMemory(), 0
-    for part, (loaded, prompt) in zip(by_model(config), models, strict=True):
-        blocks = sized(part, loaded, prompt, memory).blocks + part.pool.host_blocks
-        found += blocks * KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+    """What pools and host tiers may take of a CPU's memory. Raises SettingError as `sized_all`."""
+    found = 0
+    for part, (loaded, _), room in zip(by_model(config), models, sized_all(config, models), strict=True):
+        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+        found += (room.blocks + room.host_blocks) * each
     return found
 
 
@@ -470,12 +504,11 @@ def _build(
     opened: Config,
     progress: Mapping[str, Progress],
     ahead: Loaded,
-    memory: SharedMemory,
+    room: Sized,
 ) -> Built:
     """One model's."""
     costs = costs_of(config)
     loaded, prompt = ahead
-    room = sized(config, loaded, prompt, memory)
     lines, prefixes, blocks = room.lines, room.prefixes, room.blocks
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
     calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
@@ -491,7 +524,9 @@ def _build(
     recovery = Recovery(config)
     if recovery.enabled:
         recovery.files.prepare()
-    tiers = tiers_of(config, engine)
+    if room.host_blocks and not config.scheduler.profile:
+        costs = OnlineCosts(measured_costs(engine, config.scheduler.max_batch_tokens, room.host_blocks))
+    tiers = tiers_of(config, engine, room.host_blocks, costs.copied)
     tapes: dict[str, Tape] = {}
     packs = EnginePacks(
         engine, directory_of(config.model), prompt, calibrates=config.model.calibration != "off"

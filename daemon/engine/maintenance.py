@@ -16,6 +16,7 @@ from metrics.store import MetricStore
 from regions.kv_tensors import KVPool
 from regions.offload.directory import OwnDirectory
 from regions.offload.host_tier import HostTier
+from regions.offload.kv_store import Copied
 from regions.offload.residency import Idleness, Residency
 from regions.offload.snapshot_format import Identity
 from regions.tape import Tape, compact_one
@@ -41,17 +42,25 @@ class Tiers:
 def tiers_of(
     config: Config,
     engine: Engine,
+    host_blocks: int,
+    copied: Copied = lambda way, blocks, ns: None,
     clock: Callable[[], int] = time.monotonic_ns,
-    make_host: Callable[[KVPool, int], HostTier] = HostTier,
+    make_host: Callable[..., HostTier] = HostTier,
 ) -> Tiers:
-    """The tiers the configuration asks for. Raises SettingError naming the key at fault. ``clock``: ns."""
+    """The tiers of a configuration. Raises SettingError naming the key at fault.
+
+    ``host_blocks``: of the host tier. ``copied``: see `HostTier`. ``clock``: ns.
+    """
     settings = config.pool
-    if not settings.host_blocks and not settings.idle_spill:
+    if not host_blocks and not settings.idle_spill:
         return Tiers()
+    host = None
     try:
-        host = make_host(engine.pool, settings.host_blocks) if settings.host_blocks else None
+        host = make_host(engine.pool, host_blocks, copied=copied) if host_blocks else None
     except (MemoryError, RuntimeError) as error:
-        raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
+        if settings.host_blocks != "auto":
+            raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
+        log.warning("there is no host tier, for want of memory: %s", error)
     directory = _spill_directory(settings) if settings.idle_spill else None
     own = directory.path if directory is not None else None
     residency = Residency(engine.pool, Idleness(settings.idle_spill, own), clock, host=host)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from decimal import Decimal
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -15,6 +16,10 @@ from regions.kv_tensors import KVPool
 
 SHARE = 0.95
 """Of what is available, the pool's: the rest is for passes and for what others take meanwhile."""
+
+HOST_SHARE = 1 / 8
+"""Of the memory that all pools and a spare engine leave, the host tier's by default."""
+HOST = torch.device("cpu")
 
 Available = Callable[[torch.device], int]
 Room = Callable[[int], str]
@@ -48,9 +53,9 @@ class SharedMemory:
         return self._free.setdefault(device, self._available(device))
 
     def take(self, settings: PoolConfig, blocks: int, loaded: LoadedModel) -> None:
-        """A model has a pool of ``blocks``, and the host tier of its ``settings``."""
-        each, host = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype), torch.device("cpu")
-        for device, number in ((loaded.device, blocks), (host, settings.host_blocks)):
+        """A model has a pool of ``blocks``, and the host tier that its ``settings`` ask for."""
+        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+        for device, number in ((loaded.device, blocks), (HOST, asked_host_blocks(settings))):
             self._free[device] = self(device) - number * each
 
 
@@ -61,27 +66,48 @@ def check_memory(
     available: Available = available_bytes,
     room: Room = lambda blocks: "",
 ) -> None:
-    """Raise SettingError where ``blocks`` of the pool, or those of the host tier, do not fit in memory.
+    """Raise SettingError where ``blocks`` of the pool, or a host tier of a given size, do not fit in memory.
 
     The message says what they need, what there is, the most that fits, and what there is ``room`` for then.
     """
     each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
-    device, host = loaded.device, torch.device("cpu")
+    device, asked = loaded.device, asked_host_blocks(settings)
     free = available(device)
     sized = "" if settings.blocks else " (pool.blocks = 0 sizes the pool from the sessions)"
     _check("pool.blocks", blocks, each, free, device, sized, room)
-    if settings.host_blocks:
-        rest = available(host)
+    if asked:
+        rest = available(HOST)
         if device.type == "cpu":  # both are of the same memory
             rest -= blocks * each
-        _check("pool.host_blocks", settings.host_blocks, each, rest, host, "", lambda blocks: "")
+        _check("pool.host_blocks", asked, each, rest, HOST, "", lambda blocks: "")
 
 
 def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Available = available_bytes) -> int:
     """The most blocks of the pool that `check_memory` lets pass."""
     each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
     fit = int(SHARE * available(loaded.device)) // each
-    return fit - settings.host_blocks if loaded.device.type == "cpu" else fit
+    return fit - asked_host_blocks(settings) if loaded.device.type == "cpu" else fit
+
+
+def asked_host_blocks(settings: PoolConfig) -> int:
+    """Blocks of the host tier that must fit; 0 for `auto`."""
+    return 0 if settings.host_blocks == "auto" else settings.host_blocks
+
+
+def host_blocks(settings: PoolConfig, blocks: int, cell_budget: float, each: int, left: float) -> int:
+    """Blocks of the host tier beside a pool of ``blocks``, of ``each`` bytes: as ``settings`` ask for it.
+
+    By default at most what requests may hold in the pool, its ``cell_budget``, and at most `HOST_SHARE` of
+    the bytes ``left`` by all pools and a spare engine.
+    """
+    if settings.host_blocks != "auto":
+        return settings.host_blocks
+    return min(unbounded_host_blocks(blocks, cell_budget), max(0, int(HOST_SHARE * left)) // each)
+
+
+def unbounded_host_blocks(blocks: int, cell_budget: float) -> int:
+    """Blocks of the default host tier where memory is not short."""
+    return ceil(blocks * cell_budget)
 
 
 def _check(key: str, blocks: int, each: int, free: int, device: torch.device, sized: str, room: Room) -> None:

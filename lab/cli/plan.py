@@ -186,7 +186,7 @@ def _rates(text: str) -> list[float]:
 def _profile_of(device: str) -> str:
     import torch
 
-    from engine.device import resolve_device
-    from lab.profile.cost_model import device_name, file_name
+    from engine.device import device_name, resolve_device
+    from lab.profile.cost_model import file_name
 
     return file_name(device_name(torch.device(resolve_device(device))))

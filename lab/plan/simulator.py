@@ -90,7 +90,7 @@ class Simulator:
             self._elapse,
             blocks=sources.blocks,
             block_size=config.pool.block_size,
-            host_blocks=config.pool.host_blocks,
+            host_blocks=sources.host_blocks,
             keep_prefixes=True,
         )
         self.scheduler = _scheduler(sources, self.device)

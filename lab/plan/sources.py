@@ -17,6 +17,7 @@ from daemon.engine.build import (
     register,
     window_of,
 )
+from daemon.engine.memory_budget import unbounded_host_blocks
 from daemon.engine.pool_size import PoolSizes
 from daemon.engine.prefixes import EnginePrefixes
 from engine.model.architectures import ModelError
@@ -62,6 +63,14 @@ class Sources:
     def symbols(self) -> dict[str, int]:
         """The symbols by their number in the ring."""
         return numbered(self.config.sessions)
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host tier, on a host whose memory is not short."""
+        settings = self.config.pool
+        if settings.host_blocks == "auto":
+            return unbounded_host_blocks(self.blocks, self.config.scheduler.cell_budget)
+        return settings.host_blocks
 
     def kv_bytes(self, tokens: float) -> float:
         """Memory of ``tokens`` tokens of KV (*Attention Once* equation 21)."""

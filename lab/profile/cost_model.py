@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 
 from engine.engine import Engine
@@ -185,11 +184,6 @@ def _rows(model: CostModel, samples: Samples) -> Iterator[tuple[str, float, int]
     for number, spans in enumerate(dict.fromkeys(spans for spans, _ in samples.batches), start=1):
         found = median(seconds for other, seconds in samples.batches if other == spans)
         yield f"batch {number}, {len(spans)} rows", found, model.batch_ns(spans)
-
-
-def device_name(device: torch.device) -> str:
-    """The device's own name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def file_name(device: str) -> str:

@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from daemon.config.schema import Config
 from daemon.engine.build import load
-from engine.device import use_threads
+from engine.device import device_name, use_threads
 from engine.engine import Engine
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
 from lab.plan.host_probe import with_host
-from lab.profile.cost_model import device_name, file_name, ladder_for, model_of, table, waking
+from lab.profile.cost_model import file_name, ladder_for, model_of, table, waking
 from lab.profile.timing import measure
 from scheduler.costs import save
 

@@ -7,19 +7,29 @@ passes run, instead of computing them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from regions.allocator import Run
 from regions.block_table import split
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
 from regions.offload.copies import Copies, Quarantine, copies_for
-from regions.offload.kv_store import StoredBlocks
+from regions.offload.kv_store import Copied, StoredBlocks
 
 
 class HostTier:
-    """``blocks`` blocks of host memory for a ``device`` pool; pinned if that is on a GPU."""
+    """``blocks`` blocks of host memory for a ``device`` pool; pinned if that is on a GPU.
 
-    def __init__(self, device: KVPool, blocks: int, copies: Copies | None = None) -> None:
+    ``copied``: called on the stepping thread, once it is noticed that a copy is done.
+    """
+
+    def __init__(
+        self,
+        device: KVPool,
+        blocks: int,
+        copies: Copies | None = None,
+        copied: Copied = lambda way, blocks, ns: None,
+    ) -> None:
         self.pool = KVPool(
             device.layers,
             blocks,
@@ -33,8 +43,8 @@ class HostTier:
         """Sequences copied back so far."""
         self._device = device
         self._copies = copies or copies_for(device.device)
-        self._outgoing = Quarantine(device)
-        self._incoming = Quarantine(self.pool)
+        self._outgoing = Quarantine(device, partial(copied, "out"))
+        self._incoming = Quarantine(self.pool, partial(copied, "in"))
 
     def swap_out(self, reader: Fork) -> bool:
         """Move the reader's private KV to the host; False, with nothing changed, when the host is full.
@@ -48,6 +58,7 @@ class HostTier:
 
         The caller may release the blocks at once: they are not reused before the copy is done.
         """
+        self.poll()
         taken = self.pool.take(sum(run.blocks for run in blocks))
         if taken is None:
             return None

@@ -1,10 +1,15 @@
 """KV outside the device pool: on the host or on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 from regions.allocator import Run
+
+Way = Literal["out", "in"]
+"""Of a transfer: out of the pool, or back in."""
+Copied = Callable[[Way, int, int], None]
+"""Called after each transfer with its way, its blocks and the time that it took, ns."""
 
 
 class StoredLost(Exception):

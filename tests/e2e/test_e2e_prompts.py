@@ -36,12 +36,14 @@ def same(streamed: FinishReply, whole: FinishReply) -> bool:
 BARE: dict[str, Any] = {"sessions": (), "standing": "none"}
 
 
-@pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])
-async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction) -> None:
+@pytest.mark.parametrize(
+    ("eviction", "host_blocks"), [("recompute", 32), ("swap", 32), ("swap", "auto"), ("cost", "auto")]
+)
+async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction, host_blocks) -> None:
     scheduler = SchedulerConfig(
         policy="lcas", eviction=eviction, cell_budget=1.0, max_prompt_tokens=400, max_new_tokens=16
     )
-    pool = PoolConfig(blocks=32, host_blocks=32)
+    pool = PoolConfig(blocks=32, host_blocks=host_blocks)
     texts = [f"Report {n}.\n" + "".join(LINES[n : n + 7]) for n in range(5)]
     async with running(inproc_config(**BARE, pool=pool, scheduler=scheduler)) as daemon:
 
@@ -89,9 +91,12 @@ def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
     assert isinstance(scheduler._tier, HostTier)
     assert scheduler._costs is built.costs
     assert isinstance(scheduler.queues.order, PrefixQueue)
-    plain = inproc_config(sessions=())
+    plain = inproc_config(sessions=(), pool=PoolConfig(host_blocks=0))
     scheduler = scheduler_of(plain, build(plain, {}), Observer())
     assert (scheduler._tier, scheduler.queues.order) == (None, None)
+    default = build(inproc_config(sessions=()), {})
+    assert isinstance(scheduler_of(inproc_config(), default, Observer())._tier, HostTier)
+    assert default.costs.base.source.startswith("measured")
 
 
 async def test_refusals_and_a_client_that_vanishes() -> None:

@@ -15,6 +15,8 @@ from regions.offload.host_tier import HostTier
 from regions.tape import Retention, Tape
 
 FROZEN = 5
+COPY_NS = 7
+"""What each copy of `Late` takes."""
 
 
 class Late:
@@ -46,6 +48,8 @@ class Late:
 
 
 class LateTransfer:
+    took_ns = COPY_NS
+
     def __init__(self, copies: Late) -> None:
         self.done = False
         self._copies = copies

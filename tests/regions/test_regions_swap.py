@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
+from regions.offload.copies import DirectCopies
 from regions.offload.host_tier import HostTier
-from regions.offload.kv_store import NotResident
+from regions.offload.kv_store import NotResident, Way
 from regions.tape import Retention
 from tests.regions.numbered import (
+    COPY_NS,
     FROZEN,
+    Late,
     append,
     grow,
     late_tier,
@@ -359,3 +362,43 @@ def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> No
     copies.finish()
     host.poll()
     assert (memory.free_blocks, host.pool.free_blocks) == (memory.total_blocks, host.pool.total_blocks)
+
+
+class Told:
+    """Remembers what it is called with."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Way, int, int]] = []
+
+    def __call__(self, way: Way, blocks: int, ns: int) -> None:
+        self.all.append((way, blocks, ns))
+
+
+def test_each_finished_copy_is_told_once_with_its_way_its_blocks_and_its_time() -> None:
+    memory = pool(10)
+    told = Told()
+    late = Late(memory)
+    host = HostTier(memory, 20, late, told)
+    fork = prompt_of(memory, list(range(30)))
+    assert fork.swap_out(host)
+    host.poll()
+    assert not told.all
+    late.finish()
+    host.poll()
+    host.poll()
+    assert told.all == [("out", 8, COPY_NS)]
+    assert fork.swap_in()
+    assert told.all[1:] == [("in", 8, COPY_NS)]
+    fork.release()
+
+
+def test_copies_in_host_memory_are_timed_by_the_given_clock() -> None:
+    memory = pool(10)
+    told = Told()
+    ticks = iter(range(0, 1000, 50))
+    host = HostTier(memory, 20, DirectCopies(lambda: next(ticks)), told)
+    fork = prompt_of(memory, list(range(30)))
+    assert fork.swap_out(host)
+    assert fork.swap_in()
+    assert told.all == [("out", 8, 50), ("in", 8, 50)]
+    fork.release()

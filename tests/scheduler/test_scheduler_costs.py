@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.step import Chunk
 from lab.simulation.workload import ANNS, CRAWLER, Retrieval
+from scheduler.allocation import prefers_swap
 from scheduler.costs import CostModel, LearningExecutor, OnlineCosts, guess, load, save, shipped
 from scheduler.curves import CostCurve, FitError
 
@@ -226,6 +228,50 @@ def test_the_online_factor_follows_a_device_that_changes() -> None:
         for _ in range(80):
             costs.observe(spans, round(speed * MODEL.batch_ns(spans)))
         assert costs.factor == pytest.approx(speed, rel=0.01)
+
+
+@given(st.floats(0.05, 20), st.floats(0.05, 20), st.lists(st.integers(1, 300), min_size=30, max_size=30))
+def test_transfers_of_each_way_are_corrected_by_their_own_times(out, back, sizes) -> None:
+    left = 100 * 100 * 0.9**118
+    costs = OnlineCosts(MODEL)
+    for n in sizes * 4:
+        costs.copied("out", n, round(out * MODEL.swap_out_ns(n)))
+        costs.copied("in", n, round(back * MODEL.swap_in_ns(n)))
+    wanted = out * MODEL.swap_out_ns(50) + back * MODEL.swap_in_ns(50)
+    assert costs.swap_ns(50) == pytest.approx(wanted, rel=left)
+    assert costs.swap_ns(0) == 0
+    assert costs.recompute_ns(200) == MODEL.recompute_ns(200)
+
+
+def test_each_way_of_preemption_wins_in_turn_as_the_device_changes() -> None:
+    costs, victim = OnlineCosts(MODEL), cast(Any, Victim())
+    assert prefers_swap(victim, "cost", costs), "33 ms both ways, 106 ms again"
+
+    def transfers_take(times: float) -> None:
+        for _ in range(60):
+            costs.copied("out", 10, round(times * MODEL.swap_out_ns(10)))
+            costs.copied("in", 10, round(times * MODEL.swap_in_ns(10)))
+
+    transfers_take(5)
+    assert not prefers_swap(victim, "cost", costs)
+    for _ in range(60):
+        costs.observe([(0, 100)], 3 * MODEL.batch_ns([(0, 100)]))
+    assert prefers_swap(victim, "cost", costs), "the device is busy elsewhere, too"
+    transfers_take(20)
+    assert not prefers_swap(victim, "cost", costs)
+
+
+class Victim:
+    """A finished prompt of 101 tokens in 10 blocks."""
+
+    private, blocks, complete, survival = 101, 10, True, 1.0
+
+
+def test_a_transfer_that_took_no_time_is_ignored() -> None:
+    costs = OnlineCosts(MODEL)
+    costs.copied("out", 10, 0)
+    costs.copied("in", 0, 100)
+    assert costs.swap_ns(10) == MODEL.swap_ns(10)
 
 
 def test_one_stall_moves_the_online_factor_by_a_bounded_step() -> None:

@@ -20,7 +20,7 @@ from scheduler.tapes import Work
 from tests.kit.scheduler.fakes import FakeMemory, request_of
 from tests.kit.scheduler.harness import events
 from tests.kit.scheduler.simulated import LinearCosts
-from tests.kit.scheduler.worlds import FakeWorld, Run
+from tests.kit.scheduler.worlds import COSTS, FakeWorld, Run
 
 POOL = PriorityClass.POOL
 
@@ -283,7 +283,7 @@ def test_kv_that_updates_rarely_leave_is_not_worth_saving() -> None:
     assert prefers_swap(victim, "cost", costs), "no more updates come"
 
 
-def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]:
+def squeezed(host_blocks: int, eviction: str, costs: LinearCosts = COSTS) -> tuple[list[Request], FakeWorld]:
     """A session's question, and the prompt that has the most of the 12 blocks it needs."""
     limits = Limits(
         max_batch_tokens=32,
@@ -296,7 +296,9 @@ def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]
         grouping=False,
         max_drafts=0,
     )
-    run = Run(FakeWorld(limits, 12, host_blocks), Ordering("fcfs"))
+    over = FakeWorld(limits, 12, host_blocks)
+    over.costs = costs
+    run = Run(over, Ordering("fcfs"))
     first, second = (run.world.request(cls, [cls] * 16, 16) for cls in (PriorityClass.SESSION, POOL))
     run.scheduler.submit(second)
     for _ in range(9):
@@ -331,3 +333,16 @@ def test_a_swap_that_fails_falls_back_to_recompute(
     assert second.preempted_by == [first.id] * len(second.preempted_by)
     assert not world.tier.stored
     assert world.memory.free_blocks == 12
+
+
+@pytest.mark.parametrize(
+    ("costs", "way"),
+    [
+        (LinearCosts(token_ns=100, block_ns=1), SWAP),
+        (LinearCosts(token_ns=1, block_ns=100), RECOMPUTE),
+    ],
+)
+def test_the_cheaper_way_is_taken_whichever_it_is(costs: LinearCosts, way: LifecycleEvent) -> None:
+    (_, victim), world = squeezed(12, "cost", costs)
+    assert {SWAP, RECOMPUTE} & {*events(victim)} == {way}
+    assert not world.tier.stored

@@ -108,6 +108,8 @@ def test_typed_overrides_are_taken_as_they_are():
         (TWO_SESSIONS + "[sessions.extra]", "sessions[1].extra", "no such key"),
         ('[pool]\nblocks = "many"', "pool.blocks", "expected int, got str"),
         ("[pool]\nblocks = -1", "pool.blocks", ">= 0"),
+        ('[pool]\nhost_blocks = "many"', "pool.host_blocks", "must be a number or auto, not 'many'"),
+        ("[pool]\nhost_blocks = -1", "pool.host_blocks", ">= 0"),
         ("[scheduler]\ncell_budget = 0", "scheduler.cell_budget", "> 0"),
         ("[bars]\ninterval = 1", "bars.interval", "expected a duration"),
         ('[bars]\ninterval = "1 s"', "bars.interval", "expected a duration"),
@@ -147,6 +149,7 @@ def test_a_bad_key_or_value_is_refused_by_name(tmp_path, text, key, part):
         ("FORETICK_POOL__BLOCKS", "many", "pool.blocks", "cannot read 'many'"),
         ("FORETICK_POOL__BLOCKS", "[" * 5000, "pool.blocks", "cannot read"),
         ("FORETICK_POOL__BLOCKS", '"1"', "pool.blocks", "expected int, got str"),
+        ("FORETICK_POOL__HOST_BLOCKS", "many", "pool.host_blocks", "cannot read 'many'"),
         ("FORETICK_SESSIONS__A__NAME", "z", "sessions.a", "by number"),
         ("FORETICK_SESSIONS__2__NAME", "z", "sessions.2", "2 elements"),
         ("FORETICK_BARS__INTERVAL", "soon", "bars.interval", "duration"),
@@ -387,7 +390,7 @@ MORE = f'[[sources]]\nname = "b"\n{ZEROMQ}'
         ('[scheduler]\npolicy = "sjf"', "scheduler.policy", ""),
         ("[scheduler]\nk = 0", "scheduler.k", ""),
         ('[scheduler]\neviction = "drop"', "scheduler.eviction", ""),
-        ('[scheduler]\neviction = "swap"', "scheduler.eviction", "pool.host_blocks"),
+        ('[scheduler]\neviction = "swap"\n[pool]\nhost_blocks = 0', "scheduler.eviction", "pool.host_blocks"),
         ("[scheduler]\nmax_drafts = -1", "scheduler.max_drafts", ""),
         ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests", ""),
         ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout", ""),
@@ -463,8 +466,17 @@ def test_what_was_refused_above_is_accepted_where_its_needs_are_met(tmp_path, te
     load_config(write(tmp_path, text), {})
 
 
-def test_swapping_needs_a_host_tier_and_no_prompts_need_no_bound(tmp_path):
-    text = '[scheduler]\neviction = "swap"\n[pool]\nhost_blocks = 1\n[query]\nmax_prompts = 0'
+@pytest.mark.parametrize(("text", "found"), [("auto", "auto"), ("5", 5)])
+def test_the_host_tier_has_a_size_or_takes_what_is_left(tmp_path, text, found):
+    written = text if text.isdigit() else f'"{text}"'
+    path = write(tmp_path, f"[pool]\nhost_blocks = {written}")
+    assert load_config(path, {}).pool.host_blocks == found
+    assert load_config(None, {"FORETICK_POOL__HOST_BLOCKS": text}).pool.host_blocks == found
+    assert load_config(None, {}, {"pool.host_blocks": text}).pool.host_blocks == found
+
+
+def test_swapping_has_a_host_tier_by_default_and_no_prompts_need_no_bound(tmp_path):
+    text = '[scheduler]\neviction = "swap"\n[query]\nmax_prompts = 0'
     assert load_config(write(tmp_path, text), {}).scheduler.eviction == "swap"
 
 

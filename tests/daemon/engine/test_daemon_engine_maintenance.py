@@ -81,7 +81,7 @@ def test_idle_sessions_are_offloaded_one_per_call_and_restored(tmp_path: Path, c
     """One to the host when the pool needs blocks, one to disk after the idle timeout; metrics count both."""
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = PoolConfig(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
-    tiers = tiers_of(Config(pool=settings), engine, clock)
+    tiers = tiers_of(Config(pool=settings), engine, 6, clock=clock)
     tapes = [tape_of(engine, tiers, name) for name in "ab"]
     keep = keeper(engine, tapes, tiers, store, clock)
     for tape in tapes:
@@ -117,7 +117,7 @@ def test_idle_sessions_are_offloaded_one_per_call_and_restored(tmp_path: Path, c
 def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = Config(pool=PoolConfig(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
-    tiers = tiers_of(settings, engine, clock)
+    tiers = tiers_of(settings, engine, 0, clock=clock)
     tape = tape_of(engine, tiers, "a")
     keep = keeper(engine, [tape], tiers, store, clock)
     append(engine, tape, list(range(20, 40)))
@@ -152,26 +152,29 @@ def test_without_settings_there_are_no_tiers_and_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("FORETICK_CACHE", str(tmp_path))
     engine = small_engine()
-    assert tiers_of(Config(), engine) == Tiers()
-    only_host = tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine)
+    assert tiers_of(Config(), engine, 0) == Tiers()
+    only_host = tiers_of(Config(), engine, 3)
     assert only_host.host is not None
     assert list(tmp_path.iterdir()) == []
-    tiers_of(Config(pool=PoolConfig(idle_spill=Duration(1))), engine)
+    tiers_of(Config(pool=PoolConfig(idle_spill=Duration(1))), engine, 0)
     assert [p.name for p in tmp_path.iterdir()] == ["sessions"]
 
 
-def test_impossible_tiers_are_named(tmp_path: Path) -> None:
+def test_impossible_tiers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of no given size is left out instead."""
     engine = small_engine()
     (tmp_path / "file").touch()
     spill = Config(pool=PoolConfig(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
     with pytest.raises(SettingError, match=r"pool\.spill_dir"):
-        tiers_of(spill, engine)
+        tiers_of(spill, engine, 0)
 
-    def no_memory(*_: Any) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't allocate memory")
 
     with pytest.raises(SettingError, match=r"pool\.host_blocks"):
-        tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine, make_host=no_memory)
+        tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine, 3, make_host=no_memory)
+    assert tiers_of(Config(), engine, 3, make_host=no_memory).host is None
+    assert "no host tier" in caplog.text
 
 
 def test_a_fragmented_window_is_compacted(clock: Clock) -> None:

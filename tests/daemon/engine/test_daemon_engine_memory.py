@@ -12,10 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from daemon.config.schema import UNTRAINED, Config, ModelConfig, PoolConfig, SessionConfig
+from daemon.config.schema import (
+    UNTRAINED,
+    Config,
+    ModelConfig,
+    NamedModel,
+    PoolConfig,
+    ProcessConfig,
+    SessionConfig,
+)
 from daemon.engine import build as building
-from daemon.engine.build import build
-from daemon.engine.memory_budget import SHARE, check_memory, shown
+from daemon.engine.build import build, load_all, pool_bytes, sized_all
+from daemon.engine.memory_budget import (
+    SHARE,
+    SharedMemory,
+    check_memory,
+    host_blocks,
+    shown,
+    unbounded_host_blocks,
+)
+from daemon.engine.spare_engine import spare_engine
 from feeds.connector import SettingError
 from regions.kv_tensors import KVPool, LayerShape
 from tests.engine.oracle import tiny
@@ -138,3 +154,72 @@ def test_other_errors_of_an_engine_stay_what_they_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(building, "Engine", refuse)
     with pytest.raises(RuntimeError, match="a defect"):
         build(CONFIG, {})
+
+
+@given(
+    blocks=st.integers(1, 1 << 20),
+    budget=st.sampled_from([0.1, 0.5, 1.0]),
+    each=st.integers(1, 1 << 22),
+    left=st.integers(-(1 << 40), 1 << 40),
+)
+def test_the_default_host_tier_is_a_share_of_what_is_left_and_holds_what_requests_may(
+    blocks: int, budget: float, each: int, left: int
+) -> None:
+    found = host_blocks(PoolConfig(), blocks, budget, each, left)
+    most = unbounded_host_blocks(blocks, budget)
+    assert blocks * budget <= most < blocks * budget + 1
+    assert 0 <= found <= most
+    assert found * each * 8 <= max(0, left)
+    assert found == most or (found + 1) * each * 8 > left - 8
+    assert host_blocks(PoolConfig(host_blocks=7), blocks, budget, each, left) == 7
+
+
+def small_machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(building, "SharedMemory", lambda: SharedMemory(lambda device: free))
+    monkeypatch.setattr(building, "own_bytes", lambda: 400 << 20)
+
+
+def test_in_two_gib_the_default_daemon_has_pool_spare_and_host_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1400 MiB are available: the machine's, or what the limit of a container leaves."""
+    small_machine(monkeypatch, 1400 << 20)
+    config = structs.replace(CONFIG, process=ProcessConfig(mode="two"))
+    loaded = load_all(config)
+    each = KVPool.block_bytes(loaded[0][0].layers, 16, loaded[0][0].dtype)
+    (room,) = sized_all(config, loaded)
+    assert room.host_blocks * each <= (1400 - 70 - 500) / 8 * 2**20
+    assert 0 < room.host_blocks <= -(-room.blocks // 2)
+    assert pool_bytes(config, loaded) == (room.blocks + room.host_blocks) * each
+    own = 400 << 20
+    assert spare_engine(config, loaded, own=lambda: own, available=lambda: 1400 << 20).wanted
+
+
+def test_the_default_host_tier_never_costs_a_spare_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is: it takes of what the pool and the spare leave."""
+    config = structs.replace(CONFIG, process=ProcessConfig(mode="two"))
+    without = structs.replace(config, pool=PoolConfig(host_blocks=0))
+    loaded, seen = load_all(config), set()
+    for mib in range(420, 900, 20):
+        small_machine(monkeypatch, mib << 20)
+        own, free = 400 << 20, mib << 20
+        wanted = [
+            spare_engine(each, loaded, own=lambda own=own: own, available=lambda free=free: free).wanted
+            for each in (config, without)
+        ]
+        assert wanted[0] == wanted[1]
+        seen.add(wanted[0])
+    assert seen == {True, False}
+
+
+def test_default_host_tiers_leave_room_for_the_pools_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = NamedModel(name="b", path=UNTRAINED)
+    config = structs.replace(CONFIG, models=(second,), process=ProcessConfig(mode="inproc"))
+    loaded = load_all(config)
+    small_machine(monkeypatch, 1 << 40)
+    rooms = sized_all(config, loaded)
+    sizes = [KVPool.block_bytes(each.layers, 16, each.dtype) for each, _ in loaded]
+    pools = sum(room.blocks * each for room, each in zip(rooms, sizes, strict=True))
+    assert [room.host_blocks for room in rooms] == [-(-room.blocks // 2) for room in rooms]
+    small_machine(monkeypatch, int(pools / SHARE) + 4096)
+    tight = sized_all(config, loaded)
+    assert [room.blocks for room in tight] == [room.blocks for room in rooms]
+    assert [room.host_blocks for room in tight] == [0, 0]

@@ -11,7 +11,26 @@ import pytest
 import torch
 
 from regions.allocator import Run
-from regions.offload.copies import StreamCopies, copies_for, copy_at_once
+from regions.offload.copies import DirectCopies, StreamCopies, copies_for
+
+
+class FakeEvent:
+    """Of a copy that has not ended, and took 2.5 ms once it is awaited."""
+
+    log: list[str]
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.log.append("host waits")
+
+    def elapsed_time(self, ended: FakeEvent) -> float:
+        assert ended is not self
+        return 2.5
 
 
 class FakeStream:
@@ -23,9 +42,10 @@ class FakeStream:
     def wait_stream(self, other: FakeStream) -> None:
         self.log.append(f"{self.name} waits for {other.name}")
 
-    def record_event(self) -> SimpleNamespace:
+    def record_event(self, event: FakeEvent) -> FakeEvent:
         self.log.append(f"{self.name} records")
-        return SimpleNamespace(query=lambda: False, synchronize=lambda: self.log.append("host waits"))
+        event.log = self.log
+        return event
 
     def wait_event(self, event: object) -> None:
         self.log.append(f"{self.name} waits for the event")
@@ -45,6 +65,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(log, "copying"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
     monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     return log
 
 
@@ -56,10 +77,12 @@ def side(log: list[str], device: str) -> Any:
 def test_a_copy_to_the_host_follows_what_was_computed_and_blocks_nothing(log: list[str]) -> None:
     copies = StreamCopies(torch.device("cuda"))
     transfer = copies(side(log, "cpu"), [Run(0, 1)], side(log, "cuda"), [Run(0, 1)])
-    assert log == ["copying waits for computing", "on copying", "copy to cpu", "copying records", "off"]
+    begun = ["copying waits for computing", "on copying", "copying records"]
+    assert log == [*begun, "copy to cpu", "copying records", "off"]
     assert not transfer.query()
     transfer.synchronize()
     assert log[-1] == "host waits"
+    assert transfer.took_ns == 2_500_000
 
 
 def test_what_is_computed_next_waits_for_a_copy_to_the_device(log: list[str]) -> None:
@@ -70,4 +93,4 @@ def test_what_is_computed_next_waits_for_a_copy_to_the_device(log: list[str]) ->
 
 def test_the_device_decides_how_to_copy(log: list[str]) -> None:
     assert isinstance(copies_for(torch.device("cuda")), StreamCopies)
-    assert copies_for(torch.device("cpu")) is copy_at_once
+    assert isinstance(copies_for(torch.device("cpu")), DirectCopies)
