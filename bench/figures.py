@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -18,18 +19,24 @@ FLOORS = "floors by"
 
 
 class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``limit``: of the ratio to the reference, or of our own value."""
+    """``limit``: of the ratio to the reference, or of our own value; `within`: a factor, either way."""
 
     limit: float
-    side: Literal["at most", "at least"] = "at most"
+    side: Literal["at most", "at least", "within"] = "at most"
     of: Literal["ratio", "ours"] = "ratio"
+
+    def excess(self, value: float) -> float:
+        """How far a value is beyond the limit; the goal is met at 0 and below."""
+        if self.side == "within":
+            return max(value, 1 / value if value else inf) - self.limit
+        return value - self.limit if self.side == "at most" else self.limit - value
 
     def judge(self, low: float, high: float) -> Verdict:
         """Judge a value known to lie from ``low`` to ``high``."""
-        if self.side == "at least":
-            low, high = -high, -low
-        limit = -self.limit if self.side == "at least" else self.limit
-        return "met" if high <= limit else "missed" if low > limit else "undecided"
+        found = [self.excess(low), self.excess(high)]
+        if self.side == "within" and low < 1 < high:
+            found.append(1 - self.limit)
+        return "met" if max(found) <= 0 else "missed" if min(found) > 0 else "undecided"
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,12 +64,13 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the reference; None if that is a range or missing."""
+        """Ours over the reference, of a range over its nearer end, 1 within; None if it is missing or 0."""
         if self.paired is not None:
             return self.paired
-        return (
-            self.ours / self.reference if isinstance(self.reference, float | int) and self.reference else None
-        )
+        reference = self.reference
+        if isinstance(reference, tuple):
+            reference = min(max(self.ours, reference[0]), reference[1])
+        return self.ours / reference if reference else None
 
     @property
     def judged(self) -> float:

@@ -1,6 +1,7 @@
 """Figures as Markdown: a suite's page of tables, and the table of goals over all suites."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -141,7 +142,7 @@ def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, dict[int, str]]]:
 
 def _goal_row(figures: Sequence[Figure], alike: Sequence[Figure]) -> tuple[str, ...]:
     """The worst of ``figures``, labelled by what tells them apart."""
-    worst = max(figures, key=lambda f: f.judged if f.goal and f.goal.side == "at most" else -f.judged)
+    worst = max(figures, key=lambda f: f.goal.excess(f.judged) if f.goal else -inf)
     assert worst.goal is not None  # only such are given
     of_ours = worst.goal.of == "ours"
     name = _named(worst) if of_ours else f"{worst.name} / {worst.against}"

@@ -46,6 +46,11 @@ def test_the_better_is_better_on_all_seeds_together() -> None:
         (Goal(5.0, "at least"), 5.0, 6.0, "met"),
         (Goal(5.0, "at least"), 4.0, 6.0, "undecided"),
         (Goal(5.0, "at least"), 4.0, 4.9, "missed"),
+        (Goal(1.25, "within"), 0.8, 1.25, "met"),
+        (Goal(1.25, "within"), 0.7, 1.3, "undecided"),
+        (Goal(1.25, "within"), 1.3, 1.4, "missed"),
+        (Goal(1.25, "within"), 0.5, 0.7, "missed"),
+        (Goal(1.25, "within"), 0.0, 0.0, "missed"),
     ],
 )
 def test_a_goal_inside_the_interval_is_undecided(goal: Goal, low: float, high: float, verdict: str) -> None:
@@ -59,7 +64,12 @@ def test_a_goal_speaks_of_the_ratio_or_of_ours() -> None:
     of_ours = Figure("pass", 60.0, goal=Goal(65.0, of="ours"), low=50.0, high=70.0)
     assert (of_ours.judged, of_ours.verdict) == (60.0, "undecided")
     with pytest.raises(ValueError, match="goal"):
-        _ = Figure("pass", 60.0, reference=(1.0, 2.0), goal=Goal(0.65)).verdict
+        _ = Figure("pass", 60.0, goal=Goal(0.65)).verdict
+
+
+@pytest.mark.parametrize(("ours", "ratio"), [(1.0, 0.5), (2.0, 1.0), (3.0, 1.0), (8.0, 2.0)])
+def test_a_ratio_to_a_range_is_that_to_its_nearer_end(ours: float, ratio: float) -> None:
+    assert Figure("speed-up", ours, against="paper", reference=(2.0, 4.0)).ratio == ratio
 
 
 def test_quantiles_are_samples_that_occurred() -> None:
