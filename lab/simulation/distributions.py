@@ -52,6 +52,10 @@ class Counts:
         """One value."""
         return rng.choices(range(1, len(self._sums) + 1), cum_weights=self._sums)[0]
 
+    def rank(self, value: int, rng: Random) -> float:
+        """A probability at which the quantile is `value`, uniform among these."""
+        return (self._sums[value - 1] - rng.random() * self.weights[value - 1]) / self._sums[-1]
+
     @property
     def mean(self) -> float:
         """Expected value."""
@@ -65,16 +69,16 @@ def humped(mean: float, most: int) -> Counts:
 
 
 def skewed(mean: float, most: int) -> Counts:
-    """A geometric distribution cut off at `most`: many small values, a few large ones."""
+    """Weights n * ratio ** n up to `most`: small values are the most frequent, and a few are large."""
     low, high = 1e-6, 1 - 1e-6  # of the ratio of successive weights; the mean rises with it
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _geometric(middle, most).mean < mean else (low, middle)
-    return _geometric(low, most)
+        low, high = (middle, high) if _weighted(middle, most).mean < mean else (low, middle)
+    return _weighted(low, most)
 
 
-def _geometric(ratio: float, most: int) -> Counts:
-    return Counts([ratio**n for n in range(most)])
+def _weighted(ratio: float, most: int) -> Counts:
+    return Counts([n * ratio**n for n in range(1, most + 1)])
 
 
 def shares(rng: Random, total: int, n: int) -> list[int]:

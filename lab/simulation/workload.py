@@ -2,10 +2,9 @@
 
 `crawler` (append mode) and `anns` (update mode) follow *Stream2LLM* section 6.1 and table 2: inter-chunk
 times, chunks per query and tokens per query have the published quantiles and means. Values between the
-quantiles are interpolated; the extremes, which are not published, are chosen to match the mean tokens per
-query (9.1K and 13K) and the crawler's mean retrieval time (9.9 s). `sessions` follows *k-LPM* section 5.1:
-prompts in random order, several of which share a user's history. Requests arrive as a Poisson process.
-docs/simulation.md lists what is published and what is assumed.
+quantiles are interpolated; extremes that are not published are chosen to match the means. `sessions` follows
+*k-LPM* section 5.1: prompts in random order, several of which share a user's history. Requests arrive as a
+Poisson process. docs/simulation.md lists what is published and what is assumed.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +31,15 @@ class Retrieval:
     tokens: QuantileDistribution
     """Tokens of the finished prompt."""
     search_ms: QuantileDistribution | None = None
-    """Time from the first chunk to the end of the search; None: the last chunk ends it."""
+    """Length of the whole search; None: its gaps are all there is."""
+    grows: bool = False
+    """Prompts are as long as their chunks are many, by rank; else the two are independent."""
+    late: bool = True
+    """The last list arrives when the search ends; else it came before, and the end brings no more."""
+
+    def size(self, rng: Random, chunks: int) -> int:
+        """Tokens of a finished prompt of `chunks` chunks."""
+        return round(self.tokens.at(self.chunks.rank(chunks, rng) if self.grows else rng.random()))
 
     def gaps(self, rng: Random, n: int, delay: float) -> list[int]:
         """Times between ``n + 1`` chunks, ns."""
@@ -40,15 +47,25 @@ class Retrieval:
 
 
 CRAWLER = Retrieval(
-    gap_ms=QuantileDistribution(((0, 20), (0.05, 82), (0.5, 701), (0.95, 3078), (0.99, 5293), (1, 60_000))),
+    gap_ms=QuantileDistribution(
+        ((0, 3), (0.05, 82), (0.25, 387), (0.5, 701), (0.75, 1340), (0.95, 3078), (0.99, 5293), (1, 9000))
+    ),
     chunks=humped(7.9, 17),
-    tokens=QuantileDistribution(((0, 200), (0.5, 5749), (0.95, 28_372), (1, 48_000))),
+    tokens=QuantileDistribution(
+        ((0, 400), (0.5, 5749), (0.75, 11_167), (0.95, 28_372), (0.99, 46_000), (1, 100_000))
+    ),
+    grows=True,
 )
+"""The answer of the search is the first chunk, and each page one more."""
 ANNS = Retrieval(
-    gap_ms=QuantileDistribution(((0, 0.5), (0.05, 1.4), (0.5, 37), (0.95, 699), (0.99, 2079), (1, 10_000))),
+    gap_ms=QuantileDistribution(
+        ((0, 0.5), (0.05, 1.4), (0.25, 11.3), (0.5, 37), (0.75, 124), (0.95, 699), (0.99, 2079), (1, 3500))
+    ),
     chunks=skewed(4.4, 26),
-    tokens=QuantileDistribution(((0, 1500), (0.5, 10_126), (0.95, 30_618), (1, 70_000))),
-    search_ms=QuantileDistribution(((0, 1500), (0.5, 3600), (1, 11_000))),
+    tokens=QuantileDistribution(
+        ((0, 2650), (0.5, 10_126), (0.75, 14_615), (0.95, 30_618), (0.99, 72_000), (1, 110_000))
+    ),
+    search_ms=QuantileDistribution(((0, 1850), (0.5, 3464), (0.95, 5375), (1, 10_633))),
 )
 ONESHOT_TOKENS = QuantileDistribution(((0, 16), (0.5, 512), (0.95, 4096), (1, 8192)))
 HISTORY_TOKENS = QuantileDistribution(((0, 4096), (1, 7168)))
@@ -90,12 +107,13 @@ class Library:
 
 
 def crawler(load: Load, shape: Retrieval = CRAWLER) -> Iterator[Input]:
-    """Append mode: the question first, then each page as it is found."""
+    """Append mode: the question when the search has answered, then each page as it is found."""
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
-        gaps = shape.gaps(rng, shape.chunks.draw(rng), load.delay)
-        total = max(round(shape.tokens.draw(rng)), QUESTION_TOKENS + len(gaps))
+        chunks = shape.chunks.draw(rng)
+        gaps = shape.gaps(rng, max(1, chunks - 1), load.delay)
+        total = max(shape.size(rng, chunks), QUESTION_TOKENS + len(gaps))
         question = Segments([library.document(QUESTION_TOKENS)])
         pages = [library.document(n) for n in shares(rng, total - QUESTION_TOKENS, len(gaps))]
         pieces = [Input(opened, number, "open", question, False, load.max_tokens)]
@@ -109,30 +127,37 @@ def crawler(load: Load, shape: Retrieval = CRAWLER) -> Iterator[Input]:
 def anns(load: Load, shape: Retrieval = ANNS) -> Iterator[Input]:
     """Update mode: the question follows a list of the best documents, which is refined.
 
-    Each update inserts a document at a random rank and drops the last one. The search, and with it the
-    retrieval, ends when it has found nothing better for a while.
+    Each update inserts a document at a random rank, rather a low one, and drops the last one. A list is sent
+    when the next one replaces it, and the last one when the search ends, which has found nothing better for a
+    while.
     """
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
-        gaps = shape.gaps(rng, shape.chunks.draw(rng) - 1, load.delay)
-        total = max(round(shape.tokens.draw(rng)), QUESTION_TOKENS + TOP_K)
+        chunks = shape.chunks.draw(rng)
+        shown = shape.gaps(rng, chunks - 1, load.delay)
+        total = max(shape.size(rng, chunks), QUESTION_TOKENS + TOP_K)
         question = library.document(QUESTION_TOKENS)
         sizes = shares(rng, total - QUESTION_TOKENS, TOP_K)
         documents = [library.document(n) for n in sizes]
         lists = [documents]
-        for _ in gaps:  # backwards: the finished prompt is the one whose size is known
+        for _ in shown:  # backwards: the finished prompt is the one whose size is known
             documents = documents.copy()
-            del documents[rng.randrange(TOP_K)]
+            del documents[max(rng.randrange(TOP_K), rng.randrange(TOP_K))]
             documents.append(library.document(rng.choice(sizes)))
             lists.append(documents)
         prompts = [Segments([*documents, question]) for documents in reversed(lists)]
-        pieces = [Input(opened, number, "open", prompts[0], False, load.max_tokens)]
-        for at, prompt in zip(accumulate(gaps), prompts[1:], strict=True):
-            pieces.append(Input(opened + at, number, "update", prompt, False))
         search = 0 if shape.search_ms is None else round(shape.search_ms.draw(rng) * load.delay * 1e6)
-        pieces.append(Input(max(opened + search, pieces[-1].time_ns), number, "append", EMPTY, True))
-        return pieces
+        rest = max(0, search - sum(shown))
+        between = [*shown[1:], rest] if shown and shape.late else shown
+        sent = [opened + at for at in accumulate(between, initial=0)]
+        pieces = [
+            Input(at, number, "update", prompt, shape.late and prompt is prompts[-1])
+            for at, prompt in zip(sent, prompts, strict=True)
+        ]
+        if not shape.late:
+            pieces.append(Input(sent[-1] + rest, number, "append", EMPTY, True))
+        return [pieces[0]._replace(op="open", max_tokens=load.max_tokens), *pieces[1:]]
 
     return _arriving(load, rng, query)
 
