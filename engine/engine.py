@@ -13,7 +13,7 @@ from engine.attention.cpu_kernel.choice import cpu_attention
 from engine.attention.last_layer import LastLayer
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.device import guarded, to_device
-from engine.graphs.runner import Capture, GraphRunner, runner_for
+from engine.graphs.runner import Capture, CapturePlan, GraphRunner, runner_for
 from engine.model.architectures import ModelError
 from engine.model.loaded import ForwardContext, LoadedModel
 from engine.model.question_pack import MAX_TOKENS
@@ -40,7 +40,7 @@ class Engine:
     ``blocks``: the most that `resize` may ask for. ``attention``: by default Triton kernels on a GPU, the CPU
     backend elsewhere. ``cache_tokens``: most tokens of the prefix cache, by default the pool's size.
     ``retained_share``: see `RadixCache`. ``capture``: how to capture small passes, by default as CUDA graphs
-    on a GPU. ``eager``: never capture.
+    on a GPU; ``captures``: which, and when. ``eager``: never capture.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Engine:
         cache_tokens: int | None = None,
         retained_share: float = 0.25,
         capture: Capture | None = None,
+        captures: CapturePlan | None = None,
         eager: bool = False,
     ) -> None:
         self.model = model
@@ -67,7 +68,7 @@ class Engine:
         self.cache = RadixCache(self.pool, budget, retained_share=retained_share)
         self.graphs: GraphRunner | None = None
         if not eager:
-            self.graphs = runner_for(model, self.pool, self.attention, capture)
+            self.graphs = runner_for(model, self.pool, self.attention, capture, captures)
 
     def install(self, adapted: LoadedModel) -> int:
         """Run the rows of a question pack's tokens by the weights of ``adapted``; returns its first token.

@@ -828,6 +828,12 @@ METRICS: tuple[Metric, ...] = (
         outcome=("retried", "failed"),
     ),
     _counter(
+        "foretick_graph_captures_total",
+        "Sizes of passes that a GPU was to record as a CUDA graph; refused ones, named in the log once, and "
+        "those without memory run slower. Worry when refused grows after a start.",
+        outcome=("captured", "refused", "no_memory"),
+    ),
+    _counter(
         "foretick_refreshes_total",
         "Refreshed windows that replaced the old ones.",
         "session",

@@ -216,6 +216,12 @@ class Scheduler:
         """The highest class of all live work; None without any."""
         return min((cls for cls, number in self.queues.live.items() if number), default=None)
 
+    @property
+    def has_questions(self) -> bool:
+        """Whether a question is asked or answered, or may be among the calls of other threads."""
+        live = self.queues.live
+        return bool(live[PriorityClass.FLASH] or live[PriorityClass.SESSION]) or len(self._inbox) > 0
+
     def step(self) -> bool:
         """Run one iteration; False when there was nothing to do."""
         now = self._clock()

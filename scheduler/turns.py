@@ -59,6 +59,11 @@ class Turns:
         self._observer = observer or Observer()
         self._passed = [0] * len(schedulers)
 
+    @property
+    def has_questions(self) -> bool:
+        """As `Scheduler.has_questions`, of any model."""
+        return any(each.has_questions for each in self._schedulers)
+
     def step(self) -> bool:
         """Run one batch of one model; False when there was nothing to do."""
         now = self._clock()

@@ -20,7 +20,8 @@ class Worker:
     A watchdog reads `progress` and `idle`: the worker is alive if it is idle or made progress since the last
     look. ``when_idle`` is called on the worker's thread when a step found nothing to do, and again after the
     seconds it returns (None: after the next work). New work waits for it, so each call must do one bounded
-    piece.
+    piece. ``spare_work`` does such a piece, too, and returns whether there is more of it; it is called behind
+    every step after which no question waits.
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class Worker:
         name: str = "device-worker",
         when_idle: Callable[[], float | None] = lambda: None,
         make_thread: Callable[..., threading.Thread] = threading.Thread,
+        spare_work: Callable[[], bool] = lambda: False,
         join_grace_s: float = 5.0,
     ) -> None:
         self._scheduler = scheduler
-        self._when_idle = when_idle
+        self._when_idle, self._spare_work = when_idle, spare_work
         self._join_grace_s = join_grace_s
         # A daemon thread: a forward pass that hangs must not keep the process from exiting.
         self._thread = make_thread(target=self._run, name=name, daemon=True)
@@ -63,7 +65,8 @@ class Worker:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            if not self._step():
+            worked = self._step()
+            if not self._spare() and not worked:
                 self.idle = True
                 self._scheduler.wait(self._rest())
                 self.idle = False
@@ -72,6 +75,19 @@ class Worker:
             pass
         self._scheduler.close()
         self.idle = True
+
+    def _spare(self) -> bool:
+        """Do a piece of spare work, unless a question waits; whether there is more."""
+        if self._scheduler.has_questions:
+            return False
+        try:
+            more = self._spare_work()
+        except Exception:
+            log.exception("spare work raised")
+            self.failures += 1
+            return False
+        self.progress += more
+        return more
 
     def _rest(self) -> float | None:
         """Call ``when_idle``; returns the seconds until it or a prompt's timeout is due next."""

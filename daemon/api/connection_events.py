@@ -19,8 +19,6 @@ from daemon.api.messages import (
 )
 from daemon.tenants import Client
 
-MAX_SUBSCRIPTIONS = 16
-"""Of one connection."""
 _AT_ONCE = 64
 """Events that are sent before other work gets its turn."""
 
@@ -32,6 +30,7 @@ class ConnectionEvents:
 
     ``send(message)``: whether the connection is still there. ``data``: an event in the connection's encoding.
     ``on``: the connection, where `Events` knows it, which then ends as a whole when its key is gone.
+    ``most``: subscriptions that it may have.
     """
 
     def __init__(
@@ -41,8 +40,10 @@ class ConnectionEvents:
         send: Callable[[Pushed], Awaitable[bool]],
         data: Callable[[PublishedEvent], bytes],
         on: Subscriber | None = None,
+        most: int = 16,
     ) -> None:
         self._events, self._transport, self._send, self._data, self._on = events, transport, send, data, on
+        self._most = most
         self._open: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
@@ -55,8 +56,8 @@ class ConnectionEvents:
         """Begin a subscription."""
         if asked.id in self._open:
             return ErrorReply(asked.id, "bad_request", "there is a subscription with this id")
-        if len(self._open) >= MAX_SUBSCRIPTIONS:
-            return ErrorReply(asked.id, "busy", f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
+        if len(self._open) >= self._most:
+            return ErrorReply(asked.id, "busy", f"a connection has at most {self._most} subscriptions")
         chosen = EventFilter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.own if client.forwarded else self._events.newest

@@ -19,7 +19,7 @@ from daemon.api.openapi import document
 from daemon.api.pushes import Pushes
 from daemon.api.request_body import read_query
 from daemon.api.sse import EventsQuery, EventsReply, stream_head
-from daemon.api.websocket import Socket
+from daemon.api.websocket import Socket, SocketLimits
 from daemon.tenants import Client
 from feeds.decoding import Undecodable
 
@@ -33,11 +33,11 @@ def api_routes(
     health: Callable[[Client], Health],
     access: Access,
     *,
-    max_messages: int = 200,
+    socket: SocketLimits | None = None,
 ) -> list[BaseRoute]:
     """All of them, for a Starlette application behind `daemon.api.auth_middleware`.
 
-    ``max_messages``: a second, over one WebSocket.
+    ``socket``: limits of one WebSocket.
     """
 
     async def stream(request: Request) -> Response:
@@ -56,7 +56,7 @@ def api_routes(
         return EventsReply(events, listening, newest=newest)
 
     async def converse(websocket: WebSocket) -> None:
-        made = Socket(websocket, requests, events, access, max_messages)
+        made = Socket(websocket, requests, events, access, socket or SocketLimits())
         try:
             events.connect(made)
         except QueryError as error:

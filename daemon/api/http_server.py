@@ -35,8 +35,6 @@ NAME = "http server"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 2
 _BACKLOG = 128
-_OTHERS = 256
-"""Connections beside those that listen to events."""
 _HEALTH = 64
 """Connections beside all these, which get a refusal, or their health."""
 SEND_BYTES = 1 << 18
@@ -77,6 +75,7 @@ class HttpServer:
         *,
         closing: Callable[[], None] = lambda: None,
         max_listeners: int = 4096,
+        max_others: int = 256,
         timeouts: Timeouts | None = None,
         access: Access | None = None,
         tracer: Tracer | None = None,
@@ -88,7 +87,8 @@ class HttpServer:
 
         `not_ready()` lists what is missing (empty: ready). `is_stuck()`: the daemon can do nothing until it
         is restarted. ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
-        ``allowed_origins``: of web pages. Without a ``port`` nothing is served; 0 is any.
+        ``max_listeners``, ``max_others``: connections that listen to events, and others. ``allowed_origins``:
+        of web pages. Without a ``port`` nothing is served; 0 is any.
         """
         self._allowed_origins = frozenset(allowed_origins)
         self._metrics = metrics
@@ -100,8 +100,8 @@ class HttpServer:
         self._is_stuck = is_stuck
         self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
         self._tracer = tracer or Tracer()
-        self._connections = Connections(max_listeners + _OTHERS)
-        self._max_connections = max_listeners + _OTHERS + _HEALTH
+        self._connections = Connections(max_listeners + max_others)
+        self._max_connections = max_listeners + max_others + _HEALTH
         self._server: _EmbeddedServer | None = None
         self._listener: socket.socket
         self._tasks = Tasks()

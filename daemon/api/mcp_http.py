@@ -25,8 +25,6 @@ from daemon.tenants import LOCAL, Client
 
 PATH = "/mcp"
 MAX_BYTES = 1 << 18
-MAX_SESSIONS = 256
-"""Sessions of agents of the earlier revision, of which a tenant has at most half."""
 IDLE_S = 300.0
 """Such a session ends when it has had no request and no open stream for so long."""
 
@@ -36,13 +34,13 @@ for _name in ("streamable_http", "streamable_http_manager"):
 
 
 class _Sessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, with room left for others than the tenant that opens most."""
+    """The SDK's sessions, of the protocol's earlier revision; a tenant has at most half of them."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> Any:
         """Open one. Raises QueryError."""
         owners = [owner["client_id"] for owner in self._session_owners.values()]
         assert requestor is not None  # `_Agents` names one
-        Quota(MAX_SESSIONS, "sessions of agents", "open", owners).check(requestor["client_id"])
+        Quota(self.max_sessions or 0, "sessions of agents", "open", owners).check(requestor["client_id"])
         return super()._admit_session(requestor)
 
 
@@ -72,17 +70,19 @@ def _tenant_of(context: Context) -> str:
 
 
 class McpHttp:
-    """The route, and the work behind it."""
+    """The route, and the work behind it. ``max_sessions``, ``max_subscriptions``: of all agents."""
 
-    def __init__(self, requests: Requests, events: Events) -> None:
+    def __init__(
+        self, requests: Requests, events: Events, max_sessions: int = 256, max_subscriptions: int = 1024
+    ) -> None:
         self._requests, self._events = requests, events
-        self._server = McpServer(self._ask, self._flashes, _tenant_of)
+        self._server = McpServer(self._ask, self._flashes, _tenant_of, max_subscriptions)
         self._sessions = _Sessions(
             self._server.sdk,
             # `daemon.api.auth_middleware` has checked host and origin
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=MAX_BYTES,
-            max_sessions=MAX_SESSIONS,
+            max_sessions=max_sessions,
             session_idle_timeout=IDLE_S,
         )
         self._closing = asyncio.Event()

@@ -40,8 +40,6 @@ PREFIX = "foretick://sessions/"
 JSON = "application/json"
 NOT_FOUND = -32002
 """JSON-RPC code of a resource that is not there."""
-MAX_SUBSCRIPTIONS = 1024
-"""To resources, of which a tenant has at most half."""
 _AGAIN_S = 5.0
 """Until the events are asked for again, after they were refused."""
 _TELL_S = 1.0
@@ -114,18 +112,23 @@ TOOLS = {
 class McpServer:
     """Serves agents by ``ask``, and tells them of new answers by ``flashes``.
 
-    ``tenant_of(context)``: who asks; "" has no limit of its own.
+    ``tenant_of(context)``: who asks; "" has no limit of its own. ``max_subscriptions``: to resources,
+    of which a tenant has at most half.
     """
 
     def __init__(
-        self, ask: Asker, flashes: Flashes, tenant_of: Callable[[Context], str] = lambda context: ""
+        self,
+        ask: Asker,
+        flashes: Flashes,
+        tenant_of: Callable[[Context], str] = lambda context: "",
+        max_subscriptions: int = 1024,
     ) -> None:
         self._ask, self._flashes, self._tenant_of = ask, flashes, tenant_of
         self._bus = InMemorySubscriptionBus()
-        self._listen = ListenHandler(self._bus, max_subscriptions=MAX_SUBSCRIPTIONS)
+        self._listen = ListenHandler(self._bus, max_subscriptions=max_subscriptions)
         self._subscribers: dict[str, dict[object, tuple[ServerSession, str]]] = {}
         """Of the earlier revision: sessions and their tenants by resource and connection."""
-        self._subscriptions = Quota(MAX_SUBSCRIPTIONS, "subscriptions", "open")
+        self._subscriptions = Quota(max_subscriptions, "subscriptions", "open")
         """Of both revisions, by tenant."""
         self._streamed: Counter[str] = Counter()
         """Of the newer one: how many streams are open for a resource."""

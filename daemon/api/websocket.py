@@ -7,7 +7,7 @@ read loses its own events, or its connection.
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,8 +22,6 @@ from feeds.decoding import Undecodable, decoded
 from support.token_bucket import TokenBucket
 
 MESSAGE_BYTES = 1 << 18
-MAX_IN_FLIGHT = 32
-"""Requests of one connection that are answered at a time; the next one is read when one is done."""
 BURST_S = 2.0
 """Seconds of a connection's messages that may come at once."""
 _POLICY_VIOLATION = 1008
@@ -34,19 +32,34 @@ _decode = msgspec.json.Decoder(Incoming).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class SocketLimits(NamedTuple):
+    """Of one connection: ``messages`` a second; ``requests`` that are answered at a time, while the next one
+    is not read; and ``subscriptions``.
+    """
+
+    messages: float = 200
+    requests: int = 32
+    subscriptions: int = 16
+
+
 class Socket:
-    """One connection; ``rate``: messages a second that it may send."""
+    """One connection."""
 
     def __init__(
-        self, websocket: WebSocket, requests: Requests, events: Events, access: Access, rate: float
+        self, websocket: WebSocket, requests: Requests, events: Events, access: Access, limits: SocketLimits
     ) -> None:
         self._websocket, self._requests, self._access = websocket, requests, access
-        self._rate = rate
+        self._rate = limits.messages
         self.client = client_of(websocket)
-        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._room = asyncio.Semaphore(limits.requests)
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions = ConnectionEvents(
-            events, "websocket", self._send, lambda event: event.json, on=self
+            events,
+            "websocket",
+            self._send,
+            lambda event: event.json,
+            on=self,
+            most=limits.subscriptions,
         )
 
     async def serve(self) -> None:

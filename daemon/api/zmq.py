@@ -122,6 +122,7 @@ class QueryServer:
         store: MetricStore | None = None,
         max_in_flight: int = 256,
         max_in_flight_each: int = 128,
+        max_subscriptions: int = 16,
         max_request_bytes: int = messages.MAX_REQUEST_BYTES,
         lease_s: float = LEASE_S,
         access: Access | None = None,
@@ -130,7 +131,8 @@ class QueryServer:
     ) -> None:
         """`observe(request, reply, latency_ns)`, per readable request. Without ``events`` none may subscribe.
 
-        ``max_in_flight_each``: requests of one connection that are answered at a time. ``keys``: for CURVE.
+        ``max_in_flight_each``, ``max_subscriptions``: requests of one connection that are answered at a time,
+        and its subscriptions. ``keys``: for CURVE.
         """
         self._answer = answer
         self._access = access or Access()
@@ -140,7 +142,7 @@ class QueryServer:
         self._answering, self._max_each = Quota(max_in_flight, *REQUESTS), max_in_flight_each
         self._answered: set[asyncio.Task[None]] = set()
         self._max_request_bytes = max_request_bytes
-        self._lease_s = lease_s
+        self._lease_s, self._max_subscriptions = lease_s, max_subscriptions
         self._observe = observe
         self._in_flight: set[asyncio.Task[None]] = set()
         self._peers: dict[bytes, _Peer] = {}
@@ -243,7 +245,13 @@ class QueryServer:
             peer = None
         if peer is None:
             push = partial(self._push, route)
-            subscriptions = ConnectionEvents(self._events, "zeromq", push, lambda event: event.msgpack)
+            subscriptions = ConnectionEvents(
+                self._events,
+                "zeromq",
+                push,
+                lambda event: event.msgpack,
+                most=self._max_subscriptions,
+            )
             peer = self._peers[route[0]] = _Peer(client, route, subscriptions)
         peer.seen(now, client, route)
         try:

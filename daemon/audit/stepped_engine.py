@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.symbols import Names, numbered, routes
-from daemon.engine.assembly import wire_engine
+from daemon.engine.assembly import capture_one, graphs_of, wire_engine
 from daemon.engine.build import Built
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.connectors import make_payloads
@@ -63,6 +63,7 @@ class SteppedEngine:
             executor=executor,
             credits=1,
         )
+        self._graphs = graphs_of(built)
         self.host.input.partitions_assigned([session.name for session in config.sessions])
 
     def __enter__(self) -> SteppedEngine:
@@ -126,7 +127,7 @@ class SteppedEngine:
         do for it. Returns whether no bar waits.
         """
         self.host.input.plane.step()
-        while self.host.scheduler.step():
+        while self.host.scheduler.step() or capture_one(self._graphs):
             pass
         return self.host.input.settled
 

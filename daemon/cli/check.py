@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ import zmq
 from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option, tell_if_cold
 from daemon.config.by_model import by_model
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
+from daemon.config.derived_limits import DerivedLimits, rules
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.config.symbols import Names
@@ -55,6 +58,7 @@ def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
         yield Finding("plug-in", f"{each.package} {each.version}: {', '.join(each.adds)}")
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
+    yield from limit_findings(config)
     yield from findings(config, group)
 
 
@@ -112,6 +116,14 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
 
 def _size(pool: KVPool) -> str:
     return f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB"
+
+
+def limit_findings(config: Config) -> Iterator[Finding]:
+    """What follows from the keys that others depend on."""
+    limits = DerivedLimits.of(config)
+    for key, group in groupby(rules(), lambda each: each[1].key):
+        found = [f"{getattr(limits, name):,} {rule.about}" for name, rule in group]
+        yield Finding(key, f"{attrgetter(key)(config):,}; from it follow {', '.join(found)}")
 
 
 def _room(built: Built, config: Config, group: int) -> Finding:

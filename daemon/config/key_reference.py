@@ -8,6 +8,7 @@ from typing import cast
 import msgspec
 from msgspec import inspect
 
+from daemon.config.derived_limits import DerivedLimits, rules
 from daemon.config.load import POLICIES
 from daemon.config.overrides import bare, words
 from daemon.config.schema import Config, ModelConfig, NamedModel, PatternConfig, SessionSettings
@@ -37,12 +38,28 @@ _TENANTS = """\
 
 A file of its own, named by `tenants.file`. See [tenants](tenants.md).
 """
+_LIMITS = """\
+## Limits that follow
+
+Nobody sets these: each is its key times a factor, rounded down, and at least 1.
+`foretick check` says what they are.
+
+| limit | key | factor | with its default |
+|---|---|---|---|
+"""
 _COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|"
 
 
 def configuration_reference() -> str:
     """The whole page as markdown, ending in one newline."""
-    return "\n".join([_HEAD, *_tables("", Config), _TENANTS, *_tables("tenants", TenantTable, True)])
+    tenants = _TENANTS, *_tables("tenants", TenantTable, True)
+    return "\n".join([_HEAD, *_tables("", Config), *tenants, _LIMITS + "".join(_limits())])
+
+
+def _limits() -> Iterator[str]:
+    limits = DerivedLimits.of(Config())
+    for name, rule in rules():
+        yield f"| {rule.about} | `{rule.key}` | {rule.factor} | {getattr(limits, name):,} |\n"
 
 
 def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:

@@ -926,6 +926,15 @@ class FlashConfig(Table, frozen=True):
     ] = 0
     standing_window: Annotated[Duration, about("see `standing_after`")] = parse_duration("10m")
     standing_most: Annotated[int, about("most such questions of a session", ge=1, le=100)] = 8
+    max_packs: Annotated[
+        int,
+        about(
+            "most question packs by which a model answers; each takes memory for a second set of its layers' "
+            "weights",
+            ge=1,
+            le=4096,
+        ),
+    ] = 64
 
 
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:

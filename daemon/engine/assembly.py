@@ -11,6 +11,7 @@ from msgspec import structs
 from daemon import protocol
 from daemon.api.generation import ModelEntry
 from daemon.config.by_model import by_model, keys_of_file
+from daemon.config.derived_limits import DerivedLimits
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
@@ -20,7 +21,7 @@ from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
-from daemon.engine.prompt_builder import PromptBuilder
+from daemon.engine.prompt_builder import PromptBuilder, PromptCaches
 from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import RequestRunner
@@ -35,6 +36,7 @@ from daemon.engine.tape_feeder import TapeFeeder
 from daemon.progress import Progress
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
+from engine.graphs.runner import GraphRunner
 from engine.step import Executor
 from feeds.connector import SettingError
 from flash.ready import ReadyPosition
@@ -127,7 +129,8 @@ def wire_engine(
         idle += hooks
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
-    worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make)
+    spare = partial(capture_one, graphs_of(built))
+    worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make, spare_work=spare)
     memory = MemoryMetrics([(each.engine, each.tiers) for each in built.all], store)
     tapes = ChainMap(*(each.tapes for each in built.all))
     capacity = CapacityMetrics(store, [each.engine.pool for each in built.all], tapes)
@@ -154,7 +157,9 @@ def _served(
     versions = Versions(scheduler, store, emit)
     confidence = _confidence(declared, built, scheduler, store, emit)
     position = ready_position(config, built, scheduler)
-    prompts = PromptBuilder(built, limits, store)
+    derived = DerivedLimits.of(config)
+    caches = PromptCaches(derived.kept_chats, derived.kept_texts, derived.kept_schemas)
+    prompts = PromptBuilder(built, limits, store, caches)
     requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)
     refresher = refresher_of(config, built, scheduler, registry, observer, feeder.refreshing)
     rollups = Rollups(config, built, scheduler, store)
@@ -273,6 +278,20 @@ def refresher_of(
         catch_up_tokens=config.scheduler.chunk_min,
         on_busy=on_busy,
     )
+
+
+def graphs_of(built: Built) -> list[GraphRunner]:
+    """Of the models whose passes are captured."""
+    return [each.engine.graphs for each in built.all if each.engine.graphs is not None]
+
+
+def capture_one(graphs: Sequence[GraphRunner]) -> bool:
+    """Capture one bucket of passes, of any model; returns whether more wait."""
+    for each in graphs:
+        if each.waiting:
+            each.capture_next()
+            break
+    return any(each.waiting for each in graphs)
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:

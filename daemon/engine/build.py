@@ -11,7 +11,7 @@ from msgspec import structs
 from daemon.config.answerable import terse_text
 from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.checks import tables_of
-from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
+from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.cost_probe import measured_costs
@@ -35,6 +35,7 @@ from daemon.progress import Progress
 from engine.device import in_own_thread, out_of_memory, resolve_device, use_threads
 from engine.engine import Engine
 from engine.free_memory import own_bytes
+from engine.graphs.runner import MAX_ROWS, CapturePlan
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
@@ -519,7 +520,7 @@ def _build(
     def cached(blocks: int) -> int:
         return max(int(blocks * share), least)
 
-    engine = _engine(loaded, config.pool, blocks, cached(blocks))
+    engine = _engine(loaded, config, blocks, cached(blocks))
     limit = PoolLimit(engine, room.sizes, cached, follows=not config.pool.blocks, largest=room.largest)
     recovery = Recovery(config)
     if recovery.enabled:
@@ -529,7 +530,11 @@ def _build(
     tiers = tiers_of(config, engine, room.host_blocks, costs.copied)
     tapes: dict[str, Tape] = {}
     packs = EnginePacks(
-        engine, directory_of(config.model), prompt, calibrates=config.model.calibration != "off"
+        engine,
+        directory_of(config.model),
+        prompt,
+        calibrates=config.model.calibration != "off",
+        most=config.flash.max_packs,
     )
     keeping = tiers, costs, lines, prefixes, recovery, limit, packs, calibration
     built = Built(opened, loaded, prompt, engine, tapes, *keeping)
@@ -589,8 +594,9 @@ def _for_spare(config: Config, loaded: LoadedModel) -> int:
     return own_bytes() * 5 // 4 if is_wanted else 0
 
 
-def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int) -> Engine:
+def _engine(loaded: LoadedModel, config: Config, blocks: int, cached: int) -> Engine:
     """The engine with its pool. Raises SettingError where there is no memory for it after all."""
+    settings, rows = config.pool, min(MAX_ROWS, config.scheduler.max_batch_tokens)
     try:
         return Engine(
             loaded,
@@ -599,6 +605,7 @@ def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int)
             frame_limit=settings.frame_limit,
             cache_tokens=cached,
             retained_share=settings.retained_share,
+            captures=CapturePlan(rows, deferred=True),
         )
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):

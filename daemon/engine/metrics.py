@@ -138,7 +138,7 @@ def history(request: Request) -> str:
 
 
 class MemoryMetrics:
-    """Writes the metrics of pools, prefix caches and tiers, as their only writer.
+    """Writes the metrics of pools, captured passes, prefix caches and tiers, as their only writer.
 
     ``models``: engine and tiers of each, counted together.
 
@@ -153,6 +153,10 @@ class MemoryMetrics:
     def __call__(self) -> None:
         """Write what there is."""
         caches = [engine.cache for engine, _ in self._models]
+        graphs = [each.graphs for each, _ in self._models if each.graphs is not None]
+        attempts = sum((Counter(dict(each.outcomes)) for each in graphs), Counter[str]())
+        for outcome, buckets in attempts.items():
+            self._count("foretick_graph_captures_total", buckets, outcome=outcome)
         for event, tokens in (
             ("reused", sum(each.matched_tokens for each in caches)),
             ("saved", sum(each.saved_tokens for each in caches)),

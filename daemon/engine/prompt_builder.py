@@ -10,7 +10,7 @@ tokens may differ from those of the whole text.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,13 +33,19 @@ from flash.registry import check_choices
 from metrics.store import MetricStore
 from scheduler.interfaces import Limits
 
-RENDERED, TOKENISED, SCHEMAS = 256, 64, 16
-"""Sizes of the caches of rendered chats, of tokenised texts, and of schemas."""
 LONG = 256
 """Characters of a message from which on it is tokenised by itself."""
 ROLES = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class PromptCaches(NamedTuple):
+    """How many are kept of rendered chats, tokenised texts, and schemas (*Attention Once* section 3.10.3)."""
+
+    chats: int = 256
+    texts: int = 64
+    schemas: int = 16
 
 
 class TooLong(ValueError):
@@ -80,15 +86,18 @@ class Prompt:
 class PromptBuilder:
     """Makes prompts and grammars of requests. Called from one thread."""
 
-    def __init__(self, built: Built, limits: Limits, store: MetricStore) -> None:
+    def __init__(
+        self, built: Built, limits: Limits, store: MetricStore, kept: PromptCaches | None = None
+    ) -> None:
+        kept = kept or PromptCaches()
         self._built, self._format, self._limits = built, built.prompt, limits
 
         def counted(cache: str) -> Callable[[str], None]:
             return lambda outcome: store.inc("foretick_api_cache_total", cache=cache, outcome=outcome)
 
-        self._rendered: Lru[tuple[str, tuple[Turn, ...]], str] = Lru(RENDERED, counted("render"))
-        self._tokenised: Lru[tuple[str, bool, str], list[int]] = Lru(TOKENISED, counted("tokenise"))
-        self._schemas: Lru[tuple[str, bytes], tuple[Part, ...]] = Lru(SCHEMAS)
+        self._rendered: Lru[tuple[str, tuple[Turn, ...]], str] = Lru(kept.chats, counted("render"))
+        self._tokenised: Lru[tuple[str, bool, str], list[int]] = Lru(kept.texts, counted("tokenise"))
+        self._schemas: Lru[tuple[str, bytes], tuple[Part, ...]] = Lru(kept.schemas)
 
     def prompt(self, asked: Generate) -> Prompt:
         """The prompt of a request. Raises ValueError for what cannot be asked."""

@@ -17,9 +17,6 @@ from flash.confidence import QuestionCalibration
 from flash.question import PreparedQuestion, Question
 from flash.registry import BadQuestion
 
-MOST = 64
-"""Packs of one model; each holds a second set of its layers' weights."""
-
 
 class Installed(NamedTuple):
     """A pack whose rows the engine runs; ``tokens`` ask its question."""
@@ -30,11 +27,15 @@ class Installed(NamedTuple):
 
 
 class EnginePacks:
-    """Packs by revision. ``calibrates``: their calibrations count."""
+    """Packs by revision. ``calibrates``: their calibrations count. ``most``: each holds a second set of the
+    model's layers' weights.
+    """
 
-    def __init__(self, engine: Engine, directory: Path, prompt: PromptFormat, *, calibrates: bool) -> None:
+    def __init__(
+        self, engine: Engine, directory: Path, prompt: PromptFormat, *, calibrates: bool, most: int
+    ) -> None:
         self._engine, self._directory, self._prompt = engine, directory, prompt
-        self._calibrates = calibrates
+        self._calibrates, self._most = calibrates, most
         self._installed: dict[str, Installed] = {}
         self._lock = threading.Lock()
 
@@ -76,8 +77,8 @@ class EnginePacks:
     def _load(self, path: Path, revision: str) -> Installed:
         if self._prompt.terse is None:
             raise ModelError("a question pack is for the tape model, and this one reads words")
-        if len(self._installed) >= MOST:
-            raise ModelError(f"a model answers by at most {MOST} question packs; restart without some")
+        if len(self._installed) >= self._most:
+            raise ModelError(f"a model answers by at most {self._most} question packs (flash.max_packs)")
         pack = read_pack(path)
         if pack.head.revision != revision:
             raise PackError(f"{path} is another question pack by now: {pack.head.revision}, not {revision}")

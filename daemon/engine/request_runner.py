@@ -28,6 +28,7 @@ from daemon.api.generation import (
     TopLogprob,
 )
 from daemon.api.messages import READY_EXIT, ReplyMetadata, code_of
+from daemon.config.derived_limits import DerivedLimits
 from daemon.config.schema import Config
 from daemon.engine.answers import decoder, lacking, passes_of, times_of
 from daemon.engine.build import Built
@@ -66,8 +67,6 @@ REBUILDING = Failure(
 NOT_RESIDENT = Failure(
     "rebuilding", "its window is outside the pool, which has no room for it now: ask later"
 )
-MAX_NODES = 4096
-"""Of the trees of all choices that are scored together: each is a fork or a prompt of its own."""
 UNREAD = "unread"
 """Flag of an answer about words, by a model that reads none: it says nothing."""
 Emit = Callable[[GenerationEvent], None]
@@ -135,6 +134,7 @@ class RequestRunner:
         self._confidence, self._emit, self._rebuilding, self._ready = confidence, emit, rebuilding, ready
         self._refuses, self._tau = config.recovery.while_rebuilding == "refuse", config.flash.early_exit
         self._sign_of_life_ns = min(SIGN_OF_LIFE_NS, config.query.max_wait // 4)
+        self._max_nodes = DerivedLimits.of(config).choice_nodes
         self._open: dict[int, tuple[Running, Sequence[Request]]] = {}
         self._again: list[Generate] = []
         self._unforked: set[int] = set()
@@ -186,7 +186,7 @@ class RequestRunner:
                 try:
                     prompt = self._prompts.prompt(each)
                     if each.scored:
-                        check_nodes([*(earlier for _, earlier in scored), prompt])
+                        check_nodes([*(earlier for _, earlier in scored), prompt], self._max_nodes)
                         scored.append((each, prompt))
                     elif tape is None or not self._exited(each, prompt, tape.version):
                         running, request = self._request(each, prompt, tape)
@@ -563,11 +563,14 @@ class RequestRunner:
         self._emit(failed(number, failure, tokens, engine_ns))
 
 
-def check_nodes(prompts: Sequence[Prompt]) -> None:
-    """Raise TooLong where the choices of ``prompts`` part in more places than are computed for a request."""
+def check_nodes(prompts: Sequence[Prompt], most: int) -> None:
+    """Raise TooLong where the choices of ``prompts`` part in more than ``most`` places.
+
+    Each is a fork or a prompt of its own.
+    """
     nodes = sum(len(each.labels.nodes) for each in prompts if each.labels is not None)
-    if nodes > MAX_NODES:
-        raise TooLong(f"the choices of all questions part in {nodes} places, at most {MAX_NODES}")
+    if nodes > most:
+        raise TooLong(f"the choices of all questions part in {nodes} places, at most {most}")
 
 
 def no_data(session: str) -> Failure:

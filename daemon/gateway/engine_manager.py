@@ -25,14 +25,22 @@ STEADY_S = 60.0
 CLOSE_S = 5.0
 
 
+def stuck_after_s(max_wait_ns: int) -> float:
+    """Seconds after which a busy worker is stuck: `STUCK_S`, or most of the time that clients wait for a
+    reply if that is more.
+    """
+    return max(STUCK_S, max_wait_ns / 1.5e9)
+
+
 class Liveness:
     """Whether an engine lives, by its events. ``clock``: monotonic, seconds.
 
     ``max_loading_s``: one that is not ready after so long counts as hung, though it sends heartbeats.
+    ``stuck_s``: see `is_stuck`.
     """
 
-    def __init__(self, clock: Callable[[], float], max_loading_s: float) -> None:
-        self._clock, self._max_loading_s = clock, max_loading_s
+    def __init__(self, clock: Callable[[], float], max_loading_s: float, stuck_s: float = STUCK_S) -> None:
+        self._clock, self._max_loading_s, self._stuck_s = clock, max_loading_s, stuck_s
         self._started: float | None = None
         """When, unless it is gone."""
         self._last_seen = clock()
@@ -63,8 +71,8 @@ class Liveness:
         return (moved or self._idle) and not self._is_silent()
 
     def is_stuck(self) -> bool:
-        """Whether the engine is up and its worker has made no progress for `STUCK_S`, though it is busy."""
-        return self._started is not None and not self._idle and self._clock() - self._moved > STUCK_S
+        """Whether the engine is up and its worker has made no progress for so long, though it is busy."""
+        return self._started is not None and not self._idle and self._clock() - self._moved > self._stuck_s
 
     def hung(self, *, loading: bool) -> str:
         """Why the engine counts as hung, ``loading`` or ready; empty if it does not, or before one starts."""
@@ -94,12 +102,13 @@ class EngineManager:
         *,
         steady_s: float = STEADY_S,
         max_loading_s: float = 600.0,
+        stuck_s: float = STUCK_S,
         wake_fd: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capacity, self._overflow, self._close = capacity, overflow, close
         self._restart_after_s, self._steady_s, self._clock = restart_after_s, steady_s, clock
-        self.liveness = Liveness(clock, max_loading_s)
+        self.liveness = Liveness(clock, max_loading_s, stuck_s)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if wake_fd is None else wake_fd
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()

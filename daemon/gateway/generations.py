@@ -48,8 +48,6 @@ from flash.lookup import Known
 from flash.question import Question
 
 Inbox = asyncio.Queue[tuple[int, protocol.ReplyEvent]]
-RESPONSES = 1024
-"""Responses to keep."""
 
 
 class Generations:
@@ -75,16 +73,17 @@ class Generations:
         since: int = 0,
         traces: RecentTraces | None = None,
         frequent: FrequentAsks | None = None,
+        kept: int = 1024,
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
-        ``model()``: of the newest engine. ``frequent`` hears of asks.
+        ``model()``: of the newest engine. ``frequent`` hears of asks. ``kept``: responses to keep.
         """
         self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
         self._model, self._traces, self.frequent = model, traces or RecentTraces(), frequent
         self._running = 0
-        self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
+        self._responses: Lru[bytes, Finished] = Lru(kept, counted)
 
     def __len__(self) -> int:
         """Number of running generations of the compatible APIs."""

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from daemon.protocol import NameStream
 from feeds.source import Incoming
 
-KEPT_BYTES = 16 << 20
-"""Bytes of payloads that are kept: seconds of any feed, and a refusal comes within milliseconds."""
 _OVERHEAD = 512
 """Bytes that a message takes besides its payload, about."""
 
 
 class Originals:
-    """The newest messages, about ``kept_bytes`` of them, while they are wanted."""
+    """The newest messages, about ``kept_bytes`` of them, while they are wanted.
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    That is seconds of any feed, and a refusal comes within milliseconds.
+    """
+
+    def __init__(self, kept_bytes: int = 16 << 20) -> None:
         self._wanted = False
         self._most, self._bytes = kept_bytes, 0
         self._runs: deque[tuple[str, int, Sequence[Incoming], int]] = deque()

@@ -32,11 +32,6 @@ from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import Client
 from daemon.traces.trace_context import current
 
-MAX_INPUTS = 16
-"""Limit of one prompt's inputs that the engine has not taken yet; beyond it inputs are refused."""
-REMEMBERED = 1024
-"""Ended prompts to remember."""
-
 _ANSWERED: tuple[messages.Code, str] = ("finished", "the prompt is finished")
 _Future = asyncio.Future[protocol.ReplyEvent]
 
@@ -72,7 +67,8 @@ class EndedPrompt(NamedTuple):
 class Prompts:
     """All clients' prompts, as far as there is ``room``. On the event loop.
 
-    ``admit`` raises QueryError when no new prompt is admitted now; open ones go on.
+    ``admit`` raises QueryError when no new prompt is admitted now; open ones go on. ``max_inputs``: of one
+    prompt that the engine has not taken yet; beyond it inputs are refused. ``remembered``: ended prompts.
     """
 
     def __init__(
@@ -82,8 +78,12 @@ class Prompts:
         room: PromptQuota,
         access: Access,
         admit: Callable[[], None] = lambda: None,
+        *,
+        max_inputs: int = 16,
+        remembered: int = 1024,
     ) -> None:
         self._generations, self._pending = generations, pending
+        self._max_inputs, self._remembered = max_inputs, remembered
         self._room, self._access, self._may_admit = room, access, admit
         self._open: dict[str, PromptState] = {}
         self._ended: OrderedDict[str, EndedPrompt] = OrderedDict()
@@ -188,8 +188,8 @@ class Prompts:
         self, prompt: PromptState, number: int, send: Callable[[], None]
     ) -> messages.PromptReply:
         """The reply to request ``number`` once the engine has taken the input."""
-        if len(prompt.inputs) >= MAX_INPUTS:
-            raise messages.QueryError("busy", f"{MAX_INPUTS} inputs of this prompt wait to be taken")
+        if len(prompt.inputs) >= self._max_inputs:
+            raise messages.QueryError("busy", f"{self._max_inputs} inputs of this prompt wait to be taken")
         future: _Future = asyncio.get_running_loop().create_future()
         prompt.inputs.append(future)
         send()
@@ -234,7 +234,7 @@ class Prompts:
         del self._open[prompt.id]
         self._room.leave(prompt.client)
         self._ended[prompt.id] = EndedPrompt(prompt.client.tenant.name, code, message)
-        if len(self._ended) > REMEMBERED:
+        if len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
         for future in [*prompt.inputs, *([] if prompt.answer is None else [prompt.answer])]:
             resolve(future, Failed(prompt.number, code, message))

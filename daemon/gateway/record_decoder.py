@@ -96,11 +96,14 @@ class Opener(Protocol):
 
 
 class RingTurns:
-    """The order in which records of all sources enter the ring: a turn at a time."""
+    """The order in which records of all sources enter the ring: a turn at a time.
 
-    def __init__(self) -> None:
+    ``kept_bytes``: see `Originals`.
+    """
+
+    def __init__(self, kept_bytes: int = 16 << 20) -> None:
         self.turn = asyncio.Lock()
-        self.originals, self.links = Originals(), RecordLinks()
+        self.originals, self.links = Originals(kept_bytes), RecordLinks()
         self._read_until: dict[str, int] = {}
         """Monotonic time, ns, by source."""
 

@@ -20,7 +20,9 @@ from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.api.serving import generation_routes
+from daemon.api.websocket import SocketLimits
 from daemon.api.zmq import AnswerQuery, QueryServer
+from daemon.config.derived_limits import DerivedLimits
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import Instrument, instruments_of
 from daemon.config.schema import ALL, Config, QualityConfig, TracesConfig
@@ -34,7 +36,7 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.connectors import make_routes, make_sources
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from daemon.gateway.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
-from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManager
+from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManager, stuck_after_s
 from daemon.gateway.engine_processes import EngineProcesses
 from daemon.gateway.frequent_asks import FrequentAsks
 from daemon.gateway.gateway import Gateway
@@ -108,6 +110,7 @@ class _Base:
     pending: PendingCommands
     traces: RecentTraces
     exporter: TraceExporter | None
+    limits: DerivedLimits
 
     @property
     def wait_s(self) -> float:
@@ -227,9 +230,11 @@ def _base(
         restart_after_s,
         close=processes.close,
         max_loading_s=config.process.max_loading / 1e9,
+        stuck_s=stuck_after_s(config.query.max_wait),
         wake_fd=processes.wake_fd,
     )
-    exporter = _exporter(config.traces, store)
+    limits = DerivedLimits.of(config)
+    exporter = _exporter(config.traces, store, limits.exported_traces)
     return _Base(
         config=config,
         sources=sources,
@@ -244,6 +249,7 @@ def _base(
         pending=PendingCommands(engine.connected),
         traces=_traces(config.traces, exporter),
         exporter=exporter,
+        limits=limits,
     )
 
 
@@ -257,8 +263,8 @@ def _webhooks(config: Config, store: MetricStore) -> list[SinkRoute]:
     return webhook_routes(config, store)
 
 
-def _exporter(settings: TracesConfig, store: MetricStore) -> TraceExporter | None:
-    """Where traces go, if anywhere. Raises SettingError."""
+def _exporter(settings: TracesConfig, store: MetricStore, most: int) -> TraceExporter | None:
+    """Where traces go, if anywhere, while at most ``most`` wait. Raises SettingError."""
     if not settings.endpoint:
         return None
     # imported here: its HTTP client is an extra
@@ -268,7 +274,7 @@ def _exporter(settings: TracesConfig, store: MetricStore) -> TraceExporter | Non
         headers = read_headers("headers_file", settings.headers_file)
     resource = dict(each.split("=", 1) for each in settings.resource)
     named = {"service.name": settings.service_name, "service.instance.id": socket.gethostname()}
-    return TraceExporter(Collector(settings.endpoint, headers, named | resource), store)
+    return TraceExporter(Collector(settings.endpoint, headers, named | resource), store, most)
 
 
 def _traces(settings: TracesConfig, exporter: TraceExporter | None) -> RecentTraces:
@@ -294,9 +300,10 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         store,
         trackers[0].source_of if trackers else lambda session: None,
         lossless=_lossless(sources),
+        backlog=base.limits.deliveries,
         listener=events.publish,
     )
-    order = RingTurns()
+    order = RingTurns(base.limits.kept_originals)
     publisher = Publisher(
         config,
         {source.name: each for source, each in zip(sources, trackers, strict=True)},
@@ -395,12 +402,10 @@ def _others(data: _DataWay) -> frozenset[str]:
     return data.inputs.peers() - {data.progress.address}
 
 
-def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
-    config, store, sessions, live = base.config, base.store, data.sessions, data.live
-    shedder = LoadShedder(store)
-    quota = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
-    generations = Generations(
-        sessions,
+def _generations(base: _Base, data: _DataWay, quota: PromptQuota, shedder: LoadShedder) -> Generations:
+    config, store = base.config, base.store
+    return Generations(
+        data.sessions,
         base.pending,
         quota,
         base.access,
@@ -412,8 +417,24 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         since=int(time.time()),
         traces=base.traces,
         frequent=_frequent(config, data, store),
+        kept=base.limits.kept_responses,
     )
-    prompts = Prompts(generations, base.pending, quota, base.access, shedder.admit)
+
+
+def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
+    config, store, sessions, live = base.config, base.store, data.sessions, data.live
+    shedder = LoadShedder(store)
+    quota = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
+    generations = _generations(base, data, quota, shedder)
+    prompts = Prompts(
+        generations,
+        base.pending,
+        quota,
+        base.access,
+        shedder.admit,
+        max_inputs=base.limits.prompt_inputs,
+        remembered=base.limits.ended_prompts,
+    )
     pushes = Pushes(
         {each.name: each for each in base.sources if isinstance(each, PushedSource)},
         store,
@@ -459,19 +480,20 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
 def _servers(
     base: _Base, data: _DataWay, way: _RequestWay, processes: EngineProcesses, *, serves: bool
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
-    config, store, events = base.config, base.store, data.events
+    config, store, events, limits = base.config, base.store, data.events, base.limits
     host = HostMetrics(config, store)
     status = Status(
         store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live, host, processes
     )
     requests = Requests(way.answer, data.sessions.observe, config.query.max_requests)
-    messages = config.http.max_messages
+    one = SocketLimits(config.http.max_messages, limits.socket_requests, limits.subscriptions)
     agents = None
     if config.http.mcp:
         # imported here: the SDK takes a second to load, and is an extra
         from daemon.api.mcp_http import McpHttp
 
-        agents = McpHttp(requests, events)
+        most = limits.agents, limits.agent_subscriptions
+        agents = McpHttp(requests, events, *most)
 
     def count(outcome: str) -> None:
         store.inc("foretick_api_requests_total", outcome=outcome)
@@ -487,12 +509,13 @@ def _servers(
         config.http.host,
         config.http.port if serves else None,
         [
-            *api_routes(requests, events, way.pushes, status.health, base.access, max_messages=messages),
+            *api_routes(requests, events, way.pushes, status.health, base.access, socket=one),
             *generation_routes(way.generator, count),
             *([] if agents is None else [agents.route]),
         ],
         closing=close_streams,
         max_listeners=config.http.max_listeners,
+        max_others=limits.connections,
         access=base.access,
         tracer=base.traces.tracer,
         tls=tls_of(config.http),
@@ -508,6 +531,7 @@ def _servers(
         store=store,
         max_in_flight=config.query.max_requests,
         max_in_flight_each=config.query.max_requests_each,
+        max_subscriptions=limits.subscriptions,
         access=base.access,
         keys=base.keys,
         observe=data.sessions.observe,

@@ -16,8 +16,8 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-QUEUE, BATCH = 4096, 512
-"""Traces that wait at most, and those of one request."""
+BATCH = 512
+"""Traces of one request."""
 EVERY_S, TIMEOUT_S = 1.0, 10.0
 """How long traces are collected, and how long the collector may take."""
 RETRY_AFTER_S = (1.0, 2.0, 4.0)
@@ -36,17 +36,20 @@ class Collector:
 
 
 class TraceExporter:
-    """A bounded queue, and the task that empties it. On the event loop, but for the encoding."""
+    """A queue of at most ``most`` traces, and the task that empties it.
 
-    def __init__(self, collector: Collector, store: MetricStore) -> None:
-        self._collector, self._store = collector, store
+    On the event loop, but for the encoding.
+    """
+
+    def __init__(self, collector: Collector, store: MetricStore, most: int = 4000) -> None:
+        self._collector, self._store, self._most = collector, store, most
         self._waiting = deque[MakeTrace]()
         self._any = asyncio.Event()
         self._failing = False
 
     def put(self, make: MakeTrace) -> None:
         """Have a trace sent; one too many is dropped, and counted."""
-        if len(self._waiting) >= QUEUE:
+        if len(self._waiting) >= self._most:
             self._count("dropped", 1)
             return
         self._waiting.append(make)

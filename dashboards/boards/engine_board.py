@@ -17,6 +17,9 @@ def _passes() -> list[object]:
         series("Passes a second", "short", (per_second("foretick_batches_total"), "passes")),
         rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
         rates("Passes out of memory, a second", "foretick_oom_total", "outcome"),
+        rates(
+            "Sizes of passes captured as CUDA graphs, a second", "foretick_graph_captures_total", "outcome"
+        ),
     ]
 
 

@@ -2,14 +2,18 @@
 
 A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed: inputs are
 copied into static device tensors, the attention backend refills its metadata in place, and rows of padding
-write their KV to a scratch block without readers. Models that read device values on the host
+write their KV to a scratch block without readers. The first pass of a bucket runs eagerly; whoever runs
+passes says when there is time to capture the bucket, so that no question waits for that. A bucket that cannot
+be captured stays eager, and others are captured. Models that read device values on the host
 (`capture_obstacle`) and large batches run eagerly.
 """
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,10 +31,10 @@ log = logging.getLogger(__name__)
 
 _TRACE = "foretick_trace"
 
-MAX_ROWS = 256
+MAX_ROWS = 1024
 """Most rows of a captured pass; in larger ones arithmetic hides the launches."""
-MAX_GRAPHS = 48
-"""Most captured graphs kept; the least recently used is dropped."""
+_SHAPES = 5
+"""Passes of equal rows that are told apart at a time: by sampled rows, and by what attention reads."""
 
 Replay = Callable[[], torch.Tensor]
 """Runs a pass. A captured one replays its launches, with its result at the same address each time."""
@@ -38,6 +42,24 @@ Capture = Callable[[Replay], Replay]
 """Captures a pass. Raises RuntimeError when that is impossible."""
 Key = tuple[int, int, Hashable]
 """Rows, sampled rows, and the attention backend's key of the metadata."""
+Outcome = Literal["captured", "refused", "no_memory"]
+"""What became of an attempt to capture a bucket: it is tried again only after `no_memory`."""
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Which passes are captured: those of at most ``max_rows`` rows.
+
+    ``deferred``: by `GraphRunner.capture_next` only, else behind the first pass of a bucket.
+    """
+
+    max_rows: int = MAX_ROWS
+    deferred: bool = False
+
+    @property
+    def max_graphs(self) -> int:
+        """Most captured graphs that are kept; the least recently used is dropped."""
+        return _SHAPES * round_up(self.max_rows).bit_length()
 
 
 @runtime_checkable
@@ -78,12 +100,13 @@ class GraphRunner:
         attention: StaticAttention,
         *,
         capture: Capture | None = None,
-        max_rows: int = MAX_ROWS,
-        max_graphs: int = MAX_GRAPHS,
+        plan: CapturePlan | None = None,
+        max_graphs: int | None = None,
     ) -> None:
         self._model, self._pool, self._attention = model, pool, attention
         self._capture = capture or CudaCapture()
-        self._most_rows, self._most_graphs = max_rows, max_graphs
+        self._plan = plan or CapturePlan()
+        self._most_graphs = max_graphs or self._plan.max_graphs
         self._inputs: dict[tuple[int, int], Staging] = {}
         self._captured: OrderedDict[Key, Replay] = OrderedDict()
         self._metadata: AttentionMetadata | None = None  # of the pass: a `Capture` may run it again
@@ -93,13 +116,26 @@ class GraphRunner:
         self._scratch = SharedBlocks(pool, runs)
         pool.blocks.release(runs)
         self._refused = set[Key]()
-        """Passes that cannot be captured."""
-        self.captures = 0
+        """Buckets that cannot be captured."""
+        self._waiting: OrderedDict[Key, AttentionMetadata] = OrderedDict()
+        """Buckets that are still to be captured, each with a pass of its size."""
+        self.outcomes = Counter[Outcome]()
+        """Attempts to capture a bucket."""
         self.replays = 0
+
+    @property
+    def captures(self) -> int:
+        """Buckets captured."""
+        return self.outcomes["captured"]
+
+    @property
+    def waiting(self) -> int:
+        """Buckets that are still to be captured."""
+        return len(self._waiting)
 
     def takes(self, metadata: AttentionMetadata) -> bool:
         """Whether the batch is small enough."""
-        return metadata.rows <= self._most_rows
+        return metadata.rows <= self._plan.max_rows
 
     @torch.inference_mode()
     def logits(self, metadata: AttentionMetadata, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
@@ -112,47 +148,79 @@ class GraphRunner:
         positions = [at for part in metadata.sequences for at in part.positions]
         ranges = [slots for part in metadata.sequences for slots in part.placement.slots]
         slots = [slot for first, n in ranges for slot in range(first, first + n)]
-        scratch = self._scratch.blocks[0].start * self._pool.block_size
-        inputs.fill(tokens=(tokens, 0), positions=(positions, 0), slots=(slots, scratch), keep=(keep, 0))
+        padding = self._padding
+        inputs.fill(tokens=(tokens, 0), positions=(positions, 0), slots=(slots, padding), keep=(keep, 0))
         key = rows, kept, self._attention.prepare(metadata)
         self._metadata = metadata
         replay = self._captured.get(key)
         if replay is None:
-            return self._first(key, inputs.parts, metadata)[: len(keep)]
+            return self._first(rows, kept, metadata)[: len(keep)]
         self._captured.move_to_end(key)
         self.replays += 1
         return replay()[: len(keep)]
 
-    def _first(
-        self, key: Key, inputs: Mapping[str, torch.Tensor], metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Run the pass eagerly, which also compiles its kernels, then capture it."""
+    @torch.inference_mode()
+    def capture_next(self) -> None:
+        """Capture the bucket that has waited longest.
 
-        def run() -> torch.Tensor:
-            assert self._metadata is not None
-            context = ForwardContext(
-                self._metadata, self._pool, inputs["slots"], self._attention, self._model.rotations
+        On the thread that runs passes. Nothing that a pass has written is read or changed.
+        """
+        if self._waiting:
+            (rows, kept, _), metadata = self._waiting.popitem(last=False)
+            # rows of padding alone: a `Capture` may run them
+            self._inputs[rows, kept].fill(
+                tokens=((), 0), positions=((), 0), slots=((), self._padding), keep=((), 0)
             )
-            return self._model.forward(context, inputs["tokens"], inputs["keep"], inputs["positions"])
+            self._metadata = metadata
+            self._try(rows, kept, metadata)
 
-        result = run()
-        # the eager pass may have found new kinds of layers: complete the metadata before the capture
-        complete = *key[:2], self._attention.prepare(metadata)
-        if complete in self._refused:
+    @property
+    def _padding(self) -> int:
+        """The slot that rows of padding write."""
+        return self._scratch.blocks[0].start * self._pool.block_size
+
+    def _first(self, rows: int, kept: int, metadata: AttentionMetadata) -> torch.Tensor:
+        """Run the pass eagerly, which also compiles its kernels, and have its bucket captured."""
+        result = self._run(rows, kept)
+        if not self._plan.deferred:
+            self._try(rows, kept, metadata)
             return result
+        # the pass may have found new kinds of layers, which complete the key
+        key = rows, kept, self._attention.prepare(metadata)
+        if key not in self._refused:
+            self._waiting.setdefault(key, metadata)
+            if len(self._waiting) > self._most_graphs:
+                self._waiting.popitem(last=False)
+        return result
+
+    def _run(self, rows: int, kept: int) -> torch.Tensor:
+        """The pass of `_metadata`, on the static inputs of these sizes."""
+        assert self._metadata is not None
+        inputs = self._inputs[rows, kept].parts
+        context = ForwardContext(
+            self._metadata, self._pool, inputs["slots"], self._attention, self._model.rotations
+        )
+        return self._model.forward(context, inputs["tokens"], inputs["keep"], inputs["positions"])
+
+    def _try(self, rows: int, kept: int, metadata: AttentionMetadata) -> None:
+        """Capture the bucket of a pass that has run, unless that is impossible or done."""
+        key = rows, kept, self._attention.prepare(metadata)
+        if key in self._refused or key in self._captured:
+            return
         try:
-            replay = self._capture(run)
-        except RuntimeError as error:
-            if out_of_memory(error):  # the pass itself is done; try to capture the next one of this size
-                return result
-            log.warning("passes of %d rows are not captured: %s", key[0], error)
-            self._refused.add(complete)
-            return result
-        self._captured[complete] = replay
-        self.captures += 1
+            replay = self._capture(partial(self._run, rows, kept))
+        except Exception as error:  # the pass itself works, whatever a capture makes of it
+            if out_of_memory(error):  # the next pass of this size has it tried again
+                self.outcomes["no_memory"] += 1
+                return
+            log.warning("passes of %d rows (%d sampled) are not captured: %s", rows, kept, error)
+            self._refused.add(key)
+            self.outcomes["refused"] += 1
+            return
+        self._captured[key] = replay
+        self.outcomes["captured"] += 1
         while len(self._captured) > self._most_graphs:
             self._captured.popitem(last=False)
-        return result
 
 
 def capture_obstacle(model: Any, attention: str) -> str | None:
@@ -186,7 +254,11 @@ def _no_attention(
 
 
 def runner_for(
-    model: LoadedModel, pool: KVPool, attention: Attention, capture: Capture | None
+    model: LoadedModel,
+    pool: KVPool,
+    attention: Attention,
+    capture: Capture | None,
+    plan: CapturePlan | None = None,
 ) -> GraphRunner | None:
     """A runner if passes can be captured, on a GPU or with another ``capture``; else None."""
     if (capture is None and model.device.type != "cuda") or not isinstance(attention, StaticAttention):
@@ -195,4 +267,4 @@ def runner_for(
     if obstacle is not None:
         log.warning("CUDA graphs are off: passes of this model cannot be captured: %s", obstacle)
         return None
-    return GraphRunner(model, pool, attention, capture=capture)
+    return GraphRunner(model, pool, attention, capture=capture, plan=plan)

@@ -54,6 +54,9 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
 
     endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
     bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = True
+    hwm: Annotated[
+        int, about("most messages that ZeroMQ itself queues for one subscriber; it drops further ones", ge=1)
+    ] = 100_000
     curve: CurveKeys = CurveKeys()
 
     def bound(self) -> Mapping[str, str]:
@@ -68,7 +71,9 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
         """A publisher with a topic for each kind of message; it stops at once."""
         from feeds.zmq_feed import ZmqSink
 
-        sink = ZmqSink(name, self.endpoint, bind=self.bind, keys=_keys(self.curve, self.bind))
+        sink = ZmqSink(
+            name, self.endpoint, bind=self.bind, sndhwm=self.hwm, keys=_keys(self.curve, self.bind)
+        )
         return SinkRoute(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1", "signals.v1")
 
     def check(self) -> Iterator[Finding]:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from scheduler.request import State
+from scheduler.interfaces import PriorityClass
+from scheduler.request import Request, State
 from scheduler.worker import Worker
 from tests.kit.scheduler.harness import Harness, eventually
 
@@ -208,3 +209,49 @@ def test_its_defects_are_logged_and_do_no_harm(caplog: pytest.LogCaptureFixture)
         h.check(request)
         assert eventually(lambda: worker.failures == 2)
     assert "a defect" in caplog.text
+
+
+@pytest.mark.parametrize("cls", [PriorityClass.FLASH, PriorityClass.SESSION])
+def test_spare_work_is_done_beside_prompts_and_tapes_but_never_while_a_question_waits(
+    cls: PriorityClass,
+) -> None:
+    """Questions come during passes, also of other questions; a long prompt is answered all the while."""
+    h = Harness()
+    asked: list[Request] = []
+    seen: list[tuple[int, bool]] = []
+    """At each piece: questions without an answer, and whether the prompt was being answered."""
+
+    def come() -> None:
+        if len(asked) < 40 and len(h.executor.batches) % 3 == 0:
+            asked.append(h.ask((len(asked), 7), max_tokens=2, cls=cls))
+
+    def piece() -> bool:
+        seen.append((len(asked) - sum(each.id != long.id for each in h.done), long not in h.done))
+        return len(seen) < 60
+
+    h.executor.before = come
+    long = h.prompt(range(3), max_tokens=100)
+    worker = Worker(h.scheduler, spare_work=piece)
+    worker.start()
+    assert eventually(lambda: len(seen) == 60)
+    assert eventually(lambda: len(h.done) == len(asked) + 1)
+    assert worker.stop(1.0)
+    assert [waiting for waiting, _ in seen] == [0] * len(seen)
+    assert any(beside for _, beside in seen)
+    assert len(asked) > 10
+    h.check(long)
+
+
+def test_spare_work_that_fails_is_counted_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    h = Harness()
+
+    def piece() -> bool:
+        raise RuntimeError("not the scheduler's")
+
+    worker = Worker(h.scheduler, spare_work=piece)
+    worker.start()
+    assert eventually(lambda: worker.failures and worker.idle)
+    request = h.ask()
+    assert eventually(lambda: request.state is State.FINISHED)
+    assert worker.stop(1.0)
+    assert "spare work raised" in caplog.text

@@ -17,6 +17,7 @@ import msgspec
 
 from daemon import protocol
 from daemon.ages import Times
+from daemon.config.derived_limits import DerivedLimits
 from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
@@ -213,7 +214,8 @@ class Publisher:
         self._trackers = trackers
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
-        self.signals = SignalMaker(lambda: self._config, progress, store, self._answers)
+        kept = DerivedLimits.of(config).kept_signals
+        self.signals = SignalMaker(lambda: self._config, progress, store, self._answers, kept)
         self.configured(config)
         for session in config.sessions:
             self._open(session)

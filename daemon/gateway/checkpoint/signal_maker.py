@@ -20,8 +20,6 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-KEPT = 256
-"""Of the newest signals, how many are kept for clients that ask."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SessionSignals).decode
 
@@ -30,6 +28,7 @@ class SignalMaker:
     """What sessions' signals are, and what is known for them beyond their acknowledged progress.
 
     ``config()``: as it is now. ``is_ours(session)``: this daemon answers it; of others nothing is known.
+    ``kept``: of the newest signals, how many are kept for clients that ask.
     """
 
     def __init__(
@@ -38,6 +37,7 @@ class SignalMaker:
         progress: ProgressStore,
         store: MetricStore,
         is_ours: Callable[[str], bool],
+        kept: int = 256,
     ) -> None:
         self._is_ours = is_ours
         self._config, self._progress, self._store = config, progress, store
@@ -46,7 +46,7 @@ class SignalMaker:
         self._sessions: dict[str, SessionConfig] = {}
         self._rules: dict[str, list[SignalRule]] = {}
         self._states: dict[str, SessionSignals] = {}
-        self.newest = deque[Signal](maxlen=KEPT)
+        self.newest = deque[Signal](maxlen=kept)
 
     def reads(self, session: str) -> bool:
         """Whether there are signals of its answers."""

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -14,7 +15,6 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from daemon.api import http_server
 from daemon.api.auth import Access
 from daemon.api.connections import HEADER_BYTES, MAX_PIPELINED, HttpConnection, Joining, Timeouts
 from daemon.api.http_server import HttpServer
@@ -60,7 +60,7 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": self._rest, "more_body": False})
 
 
-async def serving(timeouts: Timeouts | None = None, access: Access | None = None) -> Bench:
+async def serving(timeouts: Timeouts | None = None, access: Access | None = None, **more: Any) -> Bench:
     async def echo(request: Request) -> Response:
         body = await request.body()
         bench.seen.append(f"echo {len(body)}")
@@ -101,7 +101,9 @@ async def serving(timeouts: Timeouts | None = None, access: Access | None = None
         Route("/{rest:path}", path, methods=["GET", "OPTIONS"]),
     ]
     bench = Bench(
-        HttpServer(lambda names: b"", list, more=routes, timeouts=timeouts, max_listeners=4, access=access)
+        HttpServer(
+            lambda names: b"", list, more=routes, timeouts=timeouts, max_listeners=4, access=access, **more
+        )
     )
     await bench.server.start(Tasks())
     return bench
@@ -500,9 +502,8 @@ async def asking(bench: Bench, path: str = "/slow", key: str = "") -> AsyncItera
         yield reader
 
 
-async def test_a_tenant_has_half_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_OTHERS", 4)
-    bench = await serving(access=Access(Tenants(TABLES)))
+async def test_a_tenant_has_half_of_the_connections() -> None:
+    bench = await serving(access=Access(Tenants(TABLES)), max_others=4)
     async with AsyncExitStack() as held:
         for n in range(4):
             await held.enter_async_context(asking(bench, key=DESK))
@@ -548,9 +549,8 @@ def test_a_connection_counts_for_who_asked_last() -> None:
     assert (connections._owners, len(connections._share)) == ({}, 0)
 
 
-async def test_whoever_fills_the_port_health_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_OTHERS", 4)
-    bench = await serving()
+async def test_whoever_fills_the_port_health_is_told() -> None:
+    bench = await serving(max_others=4)
     async with AsyncExitStack() as held:
         for n in range(8):
             await held.enter_async_context(asking(bench))

@@ -11,7 +11,6 @@ import pytest
 
 from daemon.api import messages
 from daemon.api.auth import Access
-from daemon.api.connection_events import MAX_SUBSCRIPTIONS
 from daemon.api.connections import Timeouts
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
@@ -19,7 +18,7 @@ from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.api.websocket import BURST_S, MAX_IN_FLIGHT, MESSAGE_BYTES
+from daemon.api.websocket import BURST_S, MESSAGE_BYTES, SocketLimits
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.market_data import FlashReady
@@ -30,8 +29,8 @@ from tests.kit.fakes import awaited
 from tests.kit.http import connected, conversing, head, listening, request
 
 KEPT = 64
-RATE = 150
-BURST = int(RATE * BURST_S)
+SOCKET = SocketLimits(messages=150, requests=24, subscriptions=12)
+BURST = int(SOCKET.messages * BURST_S)
 LIMITS = PushLimits(waiting=10, body_bytes=1000)
 SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 
@@ -87,7 +86,7 @@ async def serving(
         return await bench.answer(asked, client, since)
 
     requests, pushes = Requests(awaited(answer)), Pushes({"http": source}, store, 1 << 20)
-    routes = api_routes(requests, events, pushes, health, Access(), max_messages=RATE)
+    routes = api_routes(requests, events, pushes, health, Access(), socket=SOCKET)
     server = HttpServer(
         lambda names: b"",
         list,
@@ -253,7 +252,7 @@ async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:
             assert part in error["message"].lower() or part in error["message"]
         assert (await socket.ask(type="unsubscribe", id=8, subscription=3))["type"] == "unsubscribed"
         bench.publish(1)
-        for n in range(MAX_SUBSCRIPTIONS):
+        for n in range(SOCKET.subscriptions):
             assert (await socket.ask(type="subscribe", id=100 + n))["type"] == "subscribed"
         assert (await socket.ask(type="subscribe", id=200))["code"] == "busy"
     await until(lambda: bench.listeners("websocket") == 0)
@@ -346,14 +345,14 @@ async def test_a_flood_over_one_socket_is_refused_and_the_rest_answered(bench: B
 
 async def test_a_socket_with_enough_requests_in_flight_is_not_read(bench: Bench) -> None:
     async with conversing(bench.port) as socket:
-        for n in range(MAX_IN_FLIGHT + 5):
+        for n in range(SOCKET.requests + 5):
             await socket.send({"type": "ask", "id": n, "session": "a", "question": "?"})
-        await until(lambda: len(bench.asked) == MAX_IN_FLIGHT)
+        await until(lambda: len(bench.asked) == SOCKET.requests)
         await asyncio.sleep(0.1)
-        assert len(bench.asked) == MAX_IN_FLIGHT
+        assert len(bench.asked) == SOCKET.requests
         bench.release.set()
-        replies = [await socket.next() for _ in range(MAX_IN_FLIGHT + 5)]
-        assert sorted(reply["id"] for reply in replies) == list(range(MAX_IN_FLIGHT + 5))
+        replies = [await socket.next() for _ in range(SOCKET.requests + 5)]
+        assert sorted(reply["id"] for reply in replies) == list(range(SOCKET.requests + 5))
 
 
 @pytest.mark.parametrize(

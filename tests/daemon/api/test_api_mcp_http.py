@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from daemon.api import mcp_http, mcp_server, messages
+from daemon.api import messages
 from daemon.api.auth import Access
 from daemon.api.events import Events
 from daemon.api.http_requests import Requests
@@ -67,9 +67,10 @@ async def answer(asked: messages.ClientRequest, client: Client, since: int) -> m
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    """A parameter of the test: limits."""
     events = Events(1, MetricStore.local({}), max_clients=50)
-    agents = McpHttp(Requests(awaited(answer)), events)
+    agents = McpHttp(Requests(awaited(answer)), events, **getattr(request, "param", {}))
     serving = asyncio.ensure_future(agents.run())
     async with http_server(agents.route, access=Access(Tenants(TABLES))) as server:
         yield House(server, events)
@@ -128,10 +129,8 @@ async def test_agents_get_what_their_tenant_sees(house: House) -> None:
         assert described[0].replace(other, "zzz") == described[1]
 
 
-async def test_a_tenant_has_half_of_the_sessions_and_is_told_when_to_retry(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp_http, "MAX_SESSIONS", 4)
+@pytest.mark.parametrize("house", [{"max_sessions": 4}], indirect=True)
+async def test_a_tenant_has_half_of_the_sessions_and_is_told_when_to_retry(house: House) -> None:
     first, _ = await house.opened("alpha"), await house.opened("second")
     refusals = [await house.send(key, "initialize", **HELLO) for key in ("alpha", "second")]
     assert [(each.status, each.json["code"]) for each in refusals] == [(429, "busy")] * 2
@@ -144,12 +143,8 @@ async def test_a_tenant_has_half_of_the_sessions_and_is_told_when_to_retry(
     assert Counter(each.status for each in again) == {200: 1, 429: 4}
 
 
-@pytest.fixture
-def four_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "MAX_SUBSCRIPTIONS", 4)
-
-
-async def test_a_tenant_has_half_of_the_subscriptions(four_subscriptions: None, house: House) -> None:
+@pytest.mark.parametrize("house", [{"max_subscriptions": 4}], indirect=True)
+async def test_a_tenant_has_half_of_the_subscriptions(house: House) -> None:
     async def subscribed(key: str, on: str, own: str) -> bool:
         reply = await house.send(key, "resources/subscribe", on, uri=f"foretick://sessions/{own}")
         return b"2 subscriptions of this tenant" not in reply.body
@@ -166,8 +161,8 @@ async def test_a_tenant_has_half_of_the_subscriptions(four_subscriptions: None, 
     assert [await subscribed("alpha", each, "aaa") for each in again] == [True, True]
 
 
-async def test_what_opens_no_session_takes_no_place(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_http, "MAX_SESSIONS", 2)
+@pytest.mark.parametrize("house", [{"max_sessions": 2}], indirect=True)
+async def test_what_opens_no_session_takes_no_place(house: House) -> None:
     for _ in range(3):
         assert (await house.send("alpha", "resources/list")).status == 400
     await house.opened("alpha")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from daemon.api import messages
 from daemon.api.client import AsyncQueryClient, QueryClient
-from daemon.api.connection_events import MAX_SUBSCRIPTIONS
 from daemon.api.dealer import ClientKeys
 from daemon.api.events import Events
 from daemon.api.messages import (
@@ -55,6 +54,8 @@ from tests.kit import until
 from tests.kit.wire import Wire, wired
 
 KEPT = 64
+MOST = 9
+"""Subscriptions of one connection."""
 
 
 def yes(request: Ask) -> AskReply:
@@ -118,7 +119,9 @@ async def serving(endpoint: str = "tcp://127.0.0.1:*", epoch: int = 1, **options
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    made = await serving(max_in_flight=4, max_in_flight_each=3, max_request_bytes=1000)
+    made = await serving(
+        max_in_flight=4, max_in_flight_each=3, max_request_bytes=1000, max_subscriptions=MOST
+    )
     yield made
     await made.server.stop()
 
@@ -412,10 +415,10 @@ async def test_a_subscription_after_no_event_begins_now_and_says_so(desk, wire):
 async def test_subscriptions_are_limited_and_named_once(desk, wire):
     assert isinstance(await wire.request(Subscribe(0)), Subscribed)
     assert (await wire.request(Subscribe(0))).code == "bad_request"
-    for n in range(1, MAX_SUBSCRIPTIONS):
+    for n in range(1, MOST):
         assert isinstance(await wire.request(Subscribe(n)), Subscribed)
     assert (await wire.request(Subscribe(99))).code == "busy"
-    assert desk.listeners == MAX_SUBSCRIPTIONS
+    assert desk.listeners == MOST
 
 
 async def test_a_slow_reader_loses_only_its_own_events_and_is_told(desk, wire):

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from daemon.api.generation import CancelGeneration, Delta, Failed, Finished, Generate, Turn
-from daemon.engine.request_runner import MAX_NODES, SESSION_RESET
+from daemon.config.derived_limits import DerivedLimits
+from daemon.config.schema import Config
+from daemon.engine.request_runner import SESSION_RESET
 from engine.step import SampledToken
 from regions.offload.kv_store import NotResident
 from scheduler.request import Failure, Request, State
@@ -147,7 +149,7 @@ def test_a_window_that_is_elsewhere_and_a_scheduler_that_stops_are_said(rig: Sco
 def test_questions_whose_choices_part_in_too_many_places_are_too_long(rig: ScoredRig) -> None:
     long = tuple(f"{n:03d}{chr(97 + n % 26) * 250}" for n in range(10))
     nodes = len(rig.prompts.prompt(msgspec.structs.replace(ASKED, choices=long)).labels.nodes)
-    fit = MAX_NODES // nodes
+    fit = DerivedLimits.of(Config()).choice_nodes // nodes
     assert 0 < fit < 100
     rig.ask(*(msgspec.structs.replace(ASKED, id=n, choices=long) for n in range(fit + 1)))
     assert [(each.id, each.code) for each in rig.of(Failed)] == [(fit, "too_long")]

@@ -32,7 +32,7 @@ from daemon.api.messages import (
     Update,
 )
 from daemon.gateway.prompt_quota import PromptQuota
-from daemon.gateway.prompts import MAX_INPUTS, REMEMBERED, Prompts
+from daemon.gateway.prompts import Prompts
 from daemon.tenants import LOCAL, Client, Tenant
 from daemon.traces.trace_context import TraceContext, current
 from tests.kit.gateway import GenerationsRig, admitting
@@ -52,6 +52,8 @@ DONE: dict[str, Any] = {
 
 TRACE = TraceContext("1" * 32, "2" * 16)
 
+MAX_INPUTS, REMEMBERED = 5, 40
+
 
 class Rig(GenerationsRig):
     """Prompts and the commands they send; `taking`: an engine that takes inputs at once, a token a letter."""
@@ -61,7 +63,8 @@ class Rig(GenerationsRig):
         self.numbers: list[int] = []
         """The prompts' numbers, in order of opening."""
         self.taking = True
-        self.prompts = Prompts(self.generations, self.pending, self.room, self.access)
+        bounds = {"max_inputs": MAX_INPUTS, "remembered": REMEMBERED}
+        self.prompts = Prompts(self.generations, self.pending, self.room, self.access, **bounds)
 
     def send(self, command: protocol.Command) -> None:
         self.sent.append(command)

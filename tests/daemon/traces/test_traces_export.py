@@ -8,7 +8,7 @@ import pytest
 
 from daemon.traces import trace_exporter
 from daemon.traces.recorded_trace import Span, Trace
-from daemon.traces.trace_exporter import BATCH, QUEUE, Collector, TraceExporter
+from daemon.traces.trace_exporter import BATCH, Collector, TraceExporter
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.otlp import receiving
@@ -28,6 +28,8 @@ TRACE = Trace(
     links=("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "no header"),
 )
 
+MOST = 2 * BATCH
+
 
 def trace(number: int) -> Trace:
     return Trace(trace_id=f"{number:032x}", span_id="1" * 16, kind="answer", began_at=number, duration_ns=1)
@@ -35,7 +37,7 @@ def trace(number: int) -> Trace:
 
 def exporter(endpoint: str, **headers: str) -> tuple[TraceExporter, MetricStore]:
     store = MetricStore.local({"session": [], "source": [], "sink": []})
-    return TraceExporter(Collector(endpoint, headers, {"service.name": "foretick"}), store), store
+    return TraceExporter(Collector(endpoint, headers, {"service.name": "foretick"}), store, MOST), store
 
 
 def counts(store: MetricStore) -> dict[str, float]:
@@ -88,7 +90,7 @@ async def test_a_collector_that_hangs_costs_a_bounded_queue_and_no_time() -> Non
         for number in range(BATCH):
             sender.put(partial(trace, number))
         await until(lambda: collector.asked == 1)  # the first batch is on its way, and stays there
-        for number in range(QUEUE + 100):
+        for number in range(MOST + 100):
             sender.put(partial(trace, number))
         assert counts(store) == {"sent": 0, "failed": 0, "dropped": 100}
         began = time.monotonic()

@@ -1,22 +1,29 @@
 """Captured graphs: padding, static inputs and refilled metadata give the results of eager passes."""
 
 import random
+import time
 from collections.abc import Hashable
 
 import pytest
 import torch
 
+from daemon.engine.assembly import capture_one
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
-from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
+from engine.graphs.runner import MAX_ROWS, CapturePlan, GraphRunner, Replay, capture_obstacle
 from engine.model.loaded import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention
+from scheduler.interfaces import Limits, PriorityClass
+from scheduler.request import Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+from scheduler.worker import Worker
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
 from tests.kit.engine import tokens
+from tests.kit.scheduler.harness import eventually
 
 
 class Prepared(ReferenceAttention):
@@ -73,13 +80,142 @@ def test_captured_passes_give_what_eager_passes_give(architecture: str) -> None:
 
 def test_a_large_batch_is_not_captured() -> None:
     model = tiny("llama", layers=1)
-    engine = Engine(model, blocks=60, attention=Prepared(), capture=again)
+    engine = Engine(model, blocks=80, attention=Prepared(), capture=again)
     assert engine.graphs is not None
     prompt = engine.open_prompt()
-    question = tokens(random.Random(1), 300)
+    question = tokens(random.Random(1), MAX_ROWS + 1)
     assert ask(engine, [prompt], [question])
     assert engine.graphs.captures == 0
     prompt.release()
+
+
+def run_rows(runner: GraphRunner, engine: Engine, words: list[int]) -> torch.Tensor:
+    """The last row's logits of a prompt of its own, in one pass."""
+    prompt = engine.open_prompt()
+    assert prompt.acquire(len(words))
+    metadata = AttentionMetadata([PackedRows(0, len(words), prompt.next_slots(len(words)))])
+    try:
+        return runner.logits(metadata, words, [len(words) - 1]).clone()
+    finally:
+        prompt.release()
+
+
+def test_buckets_reach_to_1024_rows() -> None:
+    model = tiny("llama", layers=1)
+    engine = Engine(model, blocks=80, attention=Prepared())
+    runner = GraphRunner(model, engine.pool, Prepared(), capture=again)
+    rng = random.Random(5)
+    for n in (600, 1000, MAX_ROWS):
+        run_rows(runner, engine, tokens(rng, n))
+    assert (MAX_ROWS, runner.captures, runner.replays) == (1024, 1, 2)
+    assert [CapturePlan(n).max_graphs for n in (1, 2, 256, 300, 1024)] == [5, 10, 45, 50, 55]
+
+
+def test_a_deferred_capture_comes_when_it_is_told_to_and_changes_nothing_that_was_written() -> None:
+    """Passes run eagerly until then. One that a capture runs writes the slot of padding alone."""
+    model = tiny("llama", layers=2)
+    engine = Engine(model, blocks=60, attention=Prepared())
+    kv = [*engine.pool.keys, *engine.pool.values]
+
+    def runs_it(run: Replay) -> Replay:
+        before = [each.clone() for each in kv]
+        run()
+        changed = [
+            (one != other).any(-1).any(0).nonzero().flatten() for one, other in zip(before, kv, strict=True)
+        ]
+        assert {int(slot) for slots in changed for slot in slots} <= {runner._padding}
+        return run
+
+    runner = GraphRunner(model, engine.pool, Prepared(), capture=runs_it, plan=CapturePlan(deferred=True))
+    rng = random.Random(6)
+    words = [tokens(rng, n) for n in (4, 9, 3)]
+    eager = [run_rows(runner, engine, each) for each in words]
+    assert (runner.captures, runner.replays, runner.waiting) == (0, 0, 2)
+    runner.capture_next()
+    assert (runner.captures, runner.waiting) == (1, 1)
+    runner.capture_next()
+    runner.capture_next()  # there is nothing left
+    assert (runner.captures, runner.waiting) == (2, 0)
+    for each, logits in zip(words, eager, strict=True):
+        assert torch.equal(run_rows(runner, engine, each), logits)
+    assert runner.replays == 3
+
+
+def test_a_bucket_that_cannot_be_captured_is_refused_alone_logged_once_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Passes of that size run eagerly, with the same results; one without memory is tried again."""
+    tried: list[str] = []
+
+    def record(run: Replay) -> Replay:
+        tried.append("tried")
+        if len(tried) == 1:
+            raise KeyError("whatever a capture raises")
+        if len(tried) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return run
+
+    model = tiny("llama", layers=1)
+    engine = Engine(model, blocks=60, attention=Prepared())
+    runner = GraphRunner(model, engine.pool, Prepared(), capture=record, plan=CapturePlan(deferred=True))
+    rng = random.Random(7)
+    refused, other = tokens(rng, 6), tokens(rng, 3)
+    first = run_rows(runner, engine, refused), run_rows(runner, engine, other)
+    while runner.waiting:
+        runner.capture_next()
+    assert runner.outcomes == {"refused": 1, "no_memory": 1}
+    for _ in range(2):
+        for words, logits in zip((refused, other), first, strict=True):
+            assert torch.equal(run_rows(runner, engine, words), logits)
+        while runner.waiting:
+            runner.capture_next()
+    assert runner.outcomes == {"refused": 1, "no_memory": 1, "captured": 1}
+    assert (len(tried), runner.replays) == (3, 1)
+    assert caplog.text.count("are not captured") == 1
+
+
+def test_no_bucket_is_captured_while_a_question_waits() -> None:
+    """The worker captures what it has run once all questions are answered, and replays it then."""
+    model = tiny("llama", layers=1)
+    plan = CapturePlan(deferred=True)
+    engine = Engine(model, blocks=200, attention=Prepared(), capture=again, captures=plan)
+    graphs = engine.graphs
+    assert graphs is not None
+    scheduler = Scheduler(engine, engine.pool, Limits(), time.monotonic_ns)
+    done: list[Request] = []
+    waited: list[int] = []
+
+    def ask(n: int) -> None:
+        scheduler.submit(
+            Request(
+                RequestSpec(
+                    cls=PriorityClass.SESSION,
+                    session="s",
+                    prompt=tokens(random.Random(n), 2 + n % 9),
+                    max_tokens=3,
+                    on_done=done.append,
+                    open_prompt=engine.open_prompt,
+                )
+            )
+        )
+
+    def spare() -> bool:
+        waited.append(30 - len(done))
+        return capture_one([graphs])
+
+    for n in range(30):
+        ask(n)
+    worker = Worker(scheduler, spare_work=spare)
+    worker.start()
+    assert eventually(lambda: len(done) == 30 and not graphs.waiting and worker.idle)
+    assert waited
+    assert not any(waited)
+    captures, replays = graphs.captures, graphs.replays
+    assert (captures > 0, replays) == (True, 0)
+    ask(3)
+    assert eventually(lambda: len(done) == 31)
+    assert worker.stop(5.0)
+    assert {each.state for each in done} == {State.FINISHED}
 
 
 def test_only_so_many_captured_graphs_are_kept() -> None:
@@ -88,12 +224,7 @@ def test_only_so_many_captured_graphs_are_kept() -> None:
     runner = GraphRunner(model, engine.pool, Prepared(), capture=again, max_graphs=2)
     rng = random.Random(2)
     for n in (1, 2, 4, 1, 1):
-        prompt = engine.open_prompt()
-        words = tokens(rng, n)
-        assert prompt.acquire(n)
-        plan = AttentionMetadata([PackedRows(0, n, prompt.next_slots(n))])
-        runner.logits(plan, words, [n - 1])
-        prompt.release()
+        run_rows(runner, engine, tokens(rng, n))
     assert (runner.captures, runner.replays) == (4, 1)
 
 
