@@ -239,6 +239,22 @@ class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
     logits: tuple[float, ...] = ()
 
 
+class ReadyLogits(msgspec.Struct, frozen=True, tag="ready_logits"):
+    """What the model favours at the ready position of ``version``: ``token``, by ``gap`` logits.
+
+    ``fast``: see `flash.early_exit`. ``metadata``: of an answer read from this version, without choice, gap
+    and ages; ``times`` of its newest record.
+    """
+
+    session: str
+    version: int
+    token: int
+    gap: float
+    fast: dict[str, int]
+    metadata: messages.ReplyMetadata
+    times: Times
+
+
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     """One standing question failed at one version. ``asked``: as in `Answered`."""
 
@@ -380,6 +396,7 @@ EngineEvent = (
     | Committed
     | Answered
     | Repeated
+    | ReadyLogits
     | AnswerFailed
     | TextsAsked
     | NotDue
@@ -415,6 +432,7 @@ def session_of(event: EngineEvent) -> str | None:
     if isinstance(
         event,
         Committed
+        | ReadyLogits
         | AnswerFailed
         | TextsAsked
         | NotDue

@@ -164,6 +164,11 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_option("--folds", type=_int(1), default=5, help="Test folds of questions about what comes next.")
 @_option("--embargo", type=_int(0), help="Bars behind a test fold that are in none. Default: the horizon.")
+@_option(
+    "--early-exit",
+    is_flag=True,
+    help="Score asks that exit at the ready position (flash.early_exit), by logit gap, in place of all.",
+)
 def evaluate(
     path: Path,
     tape: str,
@@ -180,6 +185,7 @@ def evaluate(
     questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
+    early_exit: bool,
     **ahead: Any,
 ) -> None:
     """Score a model's answers against computed labels, next to two baselines.
@@ -208,7 +214,10 @@ def evaluate(
 
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
-    model, name, revision = _read_model(path, dtype, lines, asked)
+    model, name, revision = _read_model(path, dtype or ("auto" if early_exit else None), lines, asked)
+    if early_exit:
+        _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
+        return
     if model.asked.horizon:
         from training.ahead_commands import evaluate_ahead
 
@@ -231,6 +240,29 @@ def evaluate(
         console.print(table)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+def _evaluate_exits(
+    model: Any, source: Any, setting: Any, labels: int, named: tuple[str, str], json_file: Path | None
+) -> None:
+    """Print and write what becomes of asks that exit early."""
+    import msgspec
+    from rich.progress import Progress
+
+    from training.early_exit import ask_all, report, table
+    from training.served import Served
+
+    if not isinstance(model, Served) or model.asked.horizon:
+        why = "a model that a daemon serves, and for no question with a horizon"
+        raise click.UsageError(f"--early-exit is for {why}")
+    console = _console()
+    with Progress(console=console, transient=True) as progress:
+        advance = partial(_advance, progress, progress.add_task("early exits"))
+        asked, fast = ask_all(model, source, setting, labels, advance)
+    made = report(asked, fast, *named, source.described)
+    console.print(table(made))
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
 
 
 @click.command()

@@ -82,24 +82,16 @@ class Served:
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
-        x = drawn.levels
         exact = len(self.asked.rules)
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
-        listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
-        for tape in range(len(x.close)):
-            header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen, lines, price = shown(self.prompt, self.tokeniser, self.lines, x, tape, header, listed)
-            for bar in cuts.tolist():
-                window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
-                with closing(_Context(self.engine, frozen, window)) as context:
-                    rules = [question for question in rows if question != exact]
-                    asked = [self._tokens(question, setting.numbered) for question in rules]
-                    for question, logits in zip(rules, context.logits(asked), strict=True):
-                        rows[question].append((tape, bar, logits[self._choices(question)].tolist()))
-                    if exact in rows:
-                        level = price(int(x.close[tape, bar]))
-                        said = self._says(context, self._tokens(exact, setting.numbered), level)
-                        rows[exact].append((tape, bar, said))
+        rules = [question for question in rows if question != exact]
+        asked = [self.tokens(question, setting.numbered) for question in rules]
+        for tape, bar, context, close in self.contexts(drawn, setting, cuts):
+            for question, logits in zip(rules, context.logits(asked), strict=True):
+                rows[question].append((tape, bar, logits[self.choices(question)].tolist()))
+            if exact in rows:
+                said = self._says(context, self.tokens(exact, setting.numbered), close)
+                rows[exact].append((tape, bar, said))
         for question, found in rows.items():
             tape_of, bar_of = (np.array([row[i] for row in found]) for i in (0, 1))
             if question == exact:
@@ -108,29 +100,42 @@ class Served:
             else:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
+    def contexts(self, drawn: Drawn, setting: Setting, cuts: Ints) -> Iterator[tuple[int, int, Context, str]]:
+        """Each tape as read up to each of ``cuts``: tape, bar, what is in KV, and its close as written."""
+        x = drawn.levels
+        listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
+        for tape in range(len(x.close)):
+            header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
+            frozen, lines, price = shown(self.prompt, self.tokeniser, self.lines, x, tape, header, listed)
+            for bar in cuts.tolist():
+                window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
+                with closing(Context(self.engine, frozen, window)) as context:
+                    yield tape, bar, context, price(int(x.close[tape, bar]))
+
     def _text(self, question: int) -> str:
         """A question as the daemon asks it."""
         text = self.asked.texts[question]
         return text if self.asked.rule(question) else self.prompt.briefly(text)
 
-    def _tokens(self, question: int, numbered: bool) -> list[int]:
+    def tokens(self, question: int, numbered: bool) -> list[int]:
+        """Those that ask a question."""
         if numbered:
             return self.prompt.numbered(question + 1)
         return self.prompt.question(self._text(question))
 
-    def _choices(self, question: int) -> list[int]:
+    def choices(self, question: int) -> list[int]:
         """The tokens of its choices, and of NONE."""
         rule = self.asked.rules[question]
         return [*self.prompt.choices(rule.text, rule.choices), self.prompt.choice(NONE)]
 
-    def _says(self, context: _Context, asked: list[int], level: str) -> bool:
+    def _says(self, context: Context, asked: list[int], level: str) -> bool:
         """Whether the answer is ``level``, as the lines write it."""
         answer = context.answer(asked, len(self.prompt.encode(level)) + _MORE_TOKENS)
         ends = (at for at, token in enumerate(answer) if token in self.prompt.stop_ids)
         return self.prompt.decode(answer[: next(ends, None)]).split()[:1] == [level]
 
 
-class _Context:
+class Context:
     """A prefix and bars in KV, in which questions are asked; none sees another."""
 
     def __init__(self, engine: Engine, frozen: Sequence[int], bars: Sequence[Sequence[int]]) -> None:

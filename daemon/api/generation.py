@@ -44,13 +44,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     ``penalty``: the name of one; only a choice may have it, being one token. ``stream``: send the text as it
     comes. ``exact``: of an ask or a prompt of our own API, whose lengths are refused, not lowered, where they
     are above a limit, whose choice is one token, and whose text comes in one piece. ``complete``: the
-    whole ``text`` is here. ``early_exit``: the logit gap above which the ready position answers a session's
-    choices; 0: never, None: the configured one. ``salt``: prefixes are shared under equal salts
-    only. ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
-    ``weight``: who shares a class with others. ``scored``: the answer is the likeliest of ``choices``, and
-    has the log probability of each as a whole; a session's standing question is then meant by ``meant``, its
-    name or text, not by the last turn. The gateway sets ``id``, ``question``, ``tenant``, ``weight``,
-    ``trace_id``.
+    whole ``text`` is here. ``salt``: prefixes are shared under equal salts only. ``retention_priority``,
+    ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``, ``weight``: who shares a
+    class with others. ``scored``: the answer is the likeliest of ``choices``, and has the log probability of
+    each as a whole; a session's standing question is then meant by ``meant``, its name or text, not by the
+    last turn. The gateway sets ``id``, ``question``, ``tenant``, ``weight``, ``trace_id``.
     """
 
     id: int = 0
@@ -76,7 +74,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     exact: bool = False
     complete: bool = True
-    early_exit: float | None = 0.0
     salt: str = ""
     retention_priority: int = ORDINARY
     retention_seconds: float = RETENTION_S

@@ -24,6 +24,7 @@ from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder, PromptCaches
 from daemon.engine.prompt_view import PromptView
 from daemon.engine.question_changes import StandingQuestions
+from daemon.engine.ready_events import ReadyEvents
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.rule_labels import RuleLabels
@@ -37,9 +38,9 @@ from daemon.progress import Progress
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.graphs.runner import GraphRunner
+from engine.model.chat_format import PromptFormat
 from engine.step import Executor
 from feeds.connector import SettingError
-from flash.ready import ReadyPosition
 from flash.registry import BadQuestion, Registry
 from ingest.plane import WatchBars
 from ingest.ring import Ring
@@ -156,11 +157,11 @@ def _served(
     config, pool, limits = built.opened, built.engine.pool, limits_of(config)
     versions = Versions(scheduler, store, emit)
     confidence = _confidence(declared, built, scheduler, store, emit)
-    position = ready_position(config, built, scheduler)
     derived = DerivedLimits.of(config)
     caches = PromptCaches(derived.kept_chats, derived.kept_texts, derived.kept_schemas)
     prompts = PromptBuilder(built, limits, store, caches)
-    requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, position)
+    requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding)
+    ReadyEvents(built, scheduler, registry, requests, ready_tokens(config, built.prompt), emit)
     refresher = refresher_of(config, built, scheduler, registry, observer, feeder.refreshing)
     rollups = Rollups(config, built, scheduler, store)
     answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
@@ -218,10 +219,9 @@ def _ready_event(config: Config, models: Sequence[ServedModel]) -> protocol.Engi
     )
 
 
-def ready_position(config: Config, built: Built, scheduler: Scheduler) -> ReadyPosition | None:
-    """None where no ask exits early: it is off, or the model has no ready position."""
-    tokens = built.prompt.ready() if config.flash.early_exit else ()
-    return ReadyPosition(scheduler, tokens) if tokens else None
+def ready_tokens(config: Config, prompt: PromptFormat) -> Sequence[int]:
+    """The ready position's tokens; none where no ask exits early."""
+    return prompt.ready() if config.flash.early_exit else ()
 
 
 def scheduler_of(

@@ -27,7 +27,7 @@ from daemon.api.generation import (
     TokensCounted,
     TopLogprob,
 )
-from daemon.api.messages import READY_EXIT, ReplyMetadata, code_of
+from daemon.api.messages import ReplyMetadata, code_of
 from daemon.config.derived_limits import DerivedLimits
 from daemon.config.schema import Config
 from daemon.engine.answers import decoder, lacking, passes_of, times_of
@@ -41,7 +41,6 @@ from engine.model.vocabulary import token_bytes
 from engine.step import SampledToken
 from feeds.market_data import Flag
 from flash.confidence import Judged
-from flash.ready import ReadyPosition, exits
 from ingest.plane import TapeRecord
 from regions.cache_priority import PrefixRetention
 from regions.offload.kv_store import NotResident
@@ -115,8 +114,7 @@ class RequestRunner:
     """All requests. Commands come from one thread, events go out on the scheduler's as well.
 
     ``rebuilding`` says whether a session's bars are still read again after a restart; its answers have the
-    flag `warm_up` then, or it answers none (`recovery.while_rebuilding`). With a ``ready`` position, asks may
-    exit early above `flash.early_exit`.
+    flag `warm_up` then, or it answers none (`recovery.while_rebuilding`).
     """
 
     def __init__(
@@ -128,11 +126,10 @@ class RequestRunner:
         confidence: Confidence,
         emit: Emit,
         rebuilding: Callable[[str], bool],
-        ready: ReadyPosition | None = None,
     ) -> None:
         self._built, self._format, self._scheduler, self._prompts = built, built.prompt, scheduler, prompts
-        self._confidence, self._emit, self._rebuilding, self._ready = confidence, emit, rebuilding, ready
-        self._refuses, self._tau = config.recovery.while_rebuilding == "refuse", config.flash.early_exit
+        self._confidence, self._emit, self._rebuilding = confidence, emit, rebuilding
+        self._refuses = config.recovery.while_rebuilding == "refuse"
         self._sign_of_life_ns = min(SIGN_OF_LIFE_NS, config.query.max_wait // 4)
         self._max_nodes = DerivedLimits.of(config).choice_nodes
         self._open: dict[int, tuple[Running, Sequence[Request]]] = {}
@@ -161,6 +158,14 @@ class RequestRunner:
         ring = time.monotonic_ns() - max(0, time.time_ns() - record.ts_source)
         self._records[session] = {version: replace(record, ts_ring=ring, ts_closed=0)}
 
+    def refuses(self, session: str) -> bool:
+        """Whether questions about a session are refused while its bars are read again."""
+        return self._refuses and self._rebuilding(session)
+
+    def metadata(self, session: str, version: int) -> ReplyMetadata:
+        """What is known of an answer read from the newest ``version``, whatever it is; the gap is 0."""
+        return self._metadata(session, version, self.record(session, version), None, 0.0, None)
+
     def remove(self, session: str) -> None:
         """A session is removed."""
         self._records.pop(session, None)
@@ -178,7 +183,7 @@ class RequestRunner:
             tape = self._built.tapes.get(each.session)
             if each.session and tape is None:
                 self._fail(each.id, Failure("unknown_session", f"there is no session {each.session!r}"))
-            elif tape is not None and self._refuses and self._rebuilding(each.session):
+            elif tape is not None and self.refuses(each.session):
                 self._fail(each.id, REBUILDING)
             elif tape is not None and not tape.live_records:
                 self._fail(each.id, no_data(each.session))
@@ -188,7 +193,7 @@ class RequestRunner:
                     if each.scored:
                         check_nodes([*(earlier for _, earlier in scored), prompt], self._max_nodes)
                         scored.append((each, prompt))
-                    elif tape is None or not self._exited(each, prompt, tape.version):
+                    else:
                         running, request = self._request(each, prompt, tape)
                         made[each.id] = running, (request,)
                 except ValueError as error:
@@ -284,30 +289,6 @@ class RequestRunner:
         if tape is not None:
             tokens += len(self._built.prefixes.newest(asked.session)) + tape.live_tokens
         self._emit(TokensCounted(number, tokens))
-
-    def _exited(self, asked: Generate, prompt: Prompt, version: int) -> bool:
-        """Answer from the ready position, if that is allowed and sure enough."""
-        tau = self._tau if asked.early_exit is None else asked.early_exit
-        ready = self._ready.newest(asked.session) if self._ready is not None else None
-        tokens, question = prompt.choice_tokens or (), prompt.question
-        if ready is None or question is None or not exits(ready, version, tokens, tau):
-            return False
-        choice = (question.choices or ())[tokens.index(ready.token)]
-        record = self.record(asked.session, version)
-        self._emit(
-            Finished(
-                id=asked.id,
-                text=choice,
-                finish="stop",
-                stop=None,
-                prompt_tokens=0,
-                reused_tokens=0,
-                answer_tokens=0,
-                metadata=self._metadata(asked.session, version, record, choice, ready.gap, None, READY_EXIT),
-                times=times_of(record) if record else None,
-            )
-        )
-        return True
 
     # On the scheduler's thread.
 

@@ -243,6 +243,8 @@ class Gateway:
                 self.publisher.answered(event)
             case protocol.Repeated():
                 self.publisher.repeated(event)
+            case protocol.ReadyLogits():
+                self.generations.exits.on_ready(event)
             case protocol.AnswerFailed():
                 self.publisher.failed(event)
             case protocol.TextsAsked():

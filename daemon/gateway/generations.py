@@ -34,6 +34,7 @@ from daemon.api.generation import (
     ViewPrompt,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
+from daemon.gateway.early_exits import EarlyExits
 from daemon.gateway.frequent_asks import FrequentAsks
 from daemon.gateway.pending import OnReply, PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
@@ -74,14 +75,17 @@ class Generations:
         traces: RecentTraces | None = None,
         frequent: FrequentAsks | None = None,
         kept: int = 1024,
+        early_exit: float = 0.0,
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
         ``model()``: of the newest engine. ``frequent`` hears of asks. ``kept``: responses to keep.
+        ``early_exit``: see `EarlyExits`.
         """
         self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
         self._model, self._traces, self.frequent = model, traces or RecentTraces(), frequent
+        self.exits = EarlyExits(sessions, early_exit)
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(kept, counted)
 
@@ -124,10 +128,10 @@ class Generations:
     def _context(self) -> TraceContext:
         return current.get() or self._traces.tracer.begin()
 
-    def _was_ready(self, answer: Answer | None, session: str, client: Client) -> None:
-        """A request was answered at once, by a standing ``answer`` or a kept response."""
+    def _was_ready(self, answer: Answer | None, session: str, client: Client, version: int = 0) -> None:
+        """Answered at once: a standing ``answer``, a kept response or the ready position."""
         context, tracer = self._context(), self._traces.tracer
-        asked = context, answer, session, client.tenant.name, time.time_ns(), tracer
+        asked = context, answer, session, client.tenant.name, time.time_ns(), tracer, version
         self._traces.requested(context, partial(ready_trace, *asked))
 
     def _check_open(self, request: Generate) -> None:
@@ -143,7 +147,9 @@ class Generations:
     def ask(
         self, request: messages.Ask, client: Client
     ) -> messages.AskReply | Callable[[], Awaitable[messages.AskReply]]:
-        """A standing question's ready answer that is young enough; else what to await for the engine's."""
+        """A standing question's ready answer that is young enough, or the ready position's; else what to
+        await for the engine's.
+        """
         session = self._sessions.asked(request.session, request.question, request.choices, client.tenant)
         state = self._sessions.state(session)
         self._sessions.check_trading(session)
@@ -155,8 +161,11 @@ class Generations:
                 self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
             check_computed(known.question)
+        question = _question(state, request, known, request.choices)
+        if (exited := self.exits.reply(request, session, question)) is not None:
+            self._was_ready(None, request.session, client, exited.data_version)
+            return exited
         asked = _asked(state, session, request, known, request.choices)
-        asked = msgspec.structs.replace(asked, early_exit=request.early_exit)
         return partial(self._computed, request.id, asked, client)
 
     async def shown(self, request: messages.ShowPrompt) -> messages.PromptShown:

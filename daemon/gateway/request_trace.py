@@ -86,9 +86,17 @@ class RequestTrace:
 
 
 def ready_trace(
-    context: TraceContext, answer: Answer | None, session: str, tenant: str, at_ns: int, tracer: Tracer
+    context: TraceContext,
+    answer: Answer | None,
+    session: str,
+    tenant: str,
+    at_ns: int,
+    tracer: Tracer,
+    data_version: int = 0,
 ) -> Trace:
-    """Of a request that was answered at once, ns since 1970: by a standing ``answer``, or a kept response."""
+    """Of a request that was answered at once, ns since 1970: by a standing ``answer``, a kept response, or
+    the ready position of ``data_version``.
+    """
     return Trace(
         trace_id=context.trace_id,
         span_id=context.span_id,
@@ -98,7 +106,7 @@ def ready_trace(
         question="" if answer is None else answer.question,
         answer_id="" if answer is None else answer.answer_id,
         tenant=tenant,
-        data_version=0 if answer is None else answer.data_version,
+        data_version=data_version if answer is None else answer.data_version,
         cached=True,
         began_at=at_ns,
         duration_ns=0,

@@ -418,6 +418,7 @@ def _generations(base: _Base, data: _DataWay, quota: PromptQuota, shedder: LoadS
         traces=base.traces,
         frequent=_frequent(config, data, store),
         kept=base.limits.kept_responses,
+        early_exit=config.flash.early_exit,
     )
 
 

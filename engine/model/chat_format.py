@@ -169,9 +169,11 @@ class PromptFormat:
         return self.encode(f"{before}#{number}{self.after_question}")
 
     def ready(self) -> list[int]:
-        """As `question`, without one: the header of an answer. A terse model has none."""
+        """As `question`, without one: the header of an answer. A terse model's answers have none, so it is a
+        line break behind the last one.
+        """
         if self.terse is not None:
-            return []
+            return self.encode("\n")
         return self.encode(self.before_question.removesuffix(_ASK) + self.after_question)
 
     def choices(self, text: str, choices: Sequence[str]) -> tuple[int, ...]:

@@ -323,7 +323,7 @@ class Simulator:
             sources.costs.batch_ns,
         )
         if sources.config.flash.early_exit and (tokens := sources.prompt.ready()):
-            ReadyPosition(self.scheduler, tokens)
+            ReadyPosition(self.scheduler, tokens, lambda session, ready: None)
         device.passes = device.tokens = device.busy_ns = device.copying_ns = device.peak_blocks = 0
         return evaluator
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from daemon.config.schema import (
     SessionConfig,
 )
 from daemon.config.standing import questions_of
-from daemon.engine.assembly import ready_position
+from daemon.engine.assembly import ready_tokens
 from daemon.engine.build import Built, build, register, text_of
 from daemon.engine.prefixes import EnginePrefixes
 from feeds.connector import SettingError
@@ -55,9 +54,10 @@ def built(terse: Path) -> Built:
     return build(config(terse, session("a"), session("b", unit=from_units(QUARTER), retention_records=5)), {})
 
 
-def test_no_ask_of_a_terse_model_exits_early(built: Built) -> None:
+def test_a_terse_model_has_a_ready_position_where_asks_may_exit(built: Built) -> None:
     on = replace(config(None), flash=FlashConfig(early_exit=2.0))
-    assert ready_position(on, built, cast(Any, None)) is None
+    assert ready_tokens(on, built.prompt) == built.prompt.encode("\n")
+    assert ready_tokens(config(None), built.prompt) == ()
 
 
 def test_a_terse_model_s_sessions_are_compact_and_as_long_as_it_was_trained_for(built: Built) -> None:

@@ -23,9 +23,11 @@ def test_a_question_is_one_token_by_name_token_or_text(asked: str | None) -> Non
     assert TERSE.question(asked) == TOKENIZER.convert_tokens_to_ids(["<|trend|>"])
 
 
-def test_a_terse_model_has_no_ready_position() -> None:
-    """The answer follows the question at once."""
-    assert TERSE.ready() == []
+def test_the_ready_position_of_a_terse_model_is_a_line_break_behind_its_lines() -> None:
+    """Its answers have no header."""
+    line_break = TERSE.ready()
+    assert len(line_break) == 1
+    assert TOKENIZER.decode(line_break) == "\n"
 
 
 def test_an_unknown_question_is_refused_with_all_that_the_model_answers() -> None:
