@@ -1,5 +1,7 @@
 """Limits that follow from a few keys of the configuration: who raises one raises what belongs to it.
 
+Who lowers one does not: what is lowered on purpose is that key's own limit.
+
 `foretick check` names them, and the last table of the configuration's reference is made of them.
 """
 
@@ -11,9 +13,11 @@ from typing import Any, NamedTuple
 
 from daemon.config.schema import Config
 
+_DEFAULT = Config()
+
 
 class Rule(NamedTuple):
-    """A limit is ``factor`` times the value of ``key``, at least 1. ``about``: of what."""
+    """A limit: ``factor`` times the value of ``key``, or its default if that is more. ``about``: of what."""
 
     key: str
     factor: Fraction
@@ -21,7 +25,8 @@ class Rule(NamedTuple):
 
     def of(self, config: Config) -> int:
         """The limit of a configuration."""
-        return max(1, int(attrgetter(self.key)(config) * self.factor))
+        value: int = max(map(attrgetter(self.key), (config, _DEFAULT)))
+        return int(value * self.factor)
 
 
 def _follows(key: str, factor: str, about: str) -> Any:

@@ -41,8 +41,8 @@ A file of its own, named by `tenants.file`. See [tenants](tenants.md).
 _LIMITS = """\
 ## Limits that follow
 
-Nobody sets these: each is its key times a factor, rounded down, and at least 1.
-`foretick check` says what they are.
+Nobody sets these: each is its key times a factor, rounded down, and at least what it is with the key's
+default. `foretick check` says what they are.
 
 | limit | key | factor | with its default |
 |---|---|---|---|

@@ -900,10 +900,10 @@ class FlashConfig(Table, frozen=True):
     early_exit: Annotated[
         float,
         about(
-            "logit gap (tau) above which an ask is answered at once, without the engine, with the choice that "
-            "the model favours before it reads any question, with the flag `ready_exit`; *Attention Once* uses "
-            "2.0. 0 is off, the default, because such an answer is blind to the question. Of asks whose choices "
-            "are all choices of the session's standing questions",
+            "logit gap (tau) above which an ask is answered at once, without the engine, with the choice "
+            "that the model favours before it reads any question, with the flag `ready_exit`; *Attention "
+            "Once* uses 2.0. 0 is off, the default, because such an answer is blind to the question. Of "
+            "asks whose choices are all choices of the session's standing questions",
             ge=0,
         ),
     ] = 0.0

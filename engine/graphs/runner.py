@@ -154,7 +154,7 @@ class GraphRunner:
         self._metadata = metadata
         replay = self._captured.get(key)
         if replay is None:
-            return self._first(rows, kept, metadata)[: len(keep)]
+            return self._first(key, metadata)[: len(keep)]
         self._captured.move_to_end(key)
         self.replays += 1
         return replay()[: len(keep)]
@@ -179,18 +179,19 @@ class GraphRunner:
         """The slot that rows of padding write."""
         return self._scratch.blocks[0].start * self._pool.block_size
 
-    def _first(self, rows: int, kept: int, metadata: AttentionMetadata) -> torch.Tensor:
+    def _first(self, key: Key, metadata: AttentionMetadata) -> torch.Tensor:
         """Run the pass eagerly, which also compiles its kernels, and have its bucket captured."""
+        rows, kept, _ = key
         result = self._run(rows, kept)
+        if key in self._waiting or key in self._refused:
+            return result
         if not self._plan.deferred:
             self._try(rows, kept, metadata)
             return result
         # the pass may have found new kinds of layers, which complete the key
-        key = rows, kept, self._attention.prepare(metadata)
-        if key not in self._refused:
-            self._waiting.setdefault(key, metadata)
-            if len(self._waiting) > self._most_graphs:
-                self._waiting.popitem(last=False)
+        self._waiting[rows, kept, self._attention.prepare(metadata)] = metadata
+        if len(self._waiting) > self._most_graphs:
+            self._waiting.popitem(last=False)
         return result
 
     def _run(self, rows: int, kept: int) -> torch.Tensor:
