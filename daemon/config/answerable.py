@@ -25,8 +25,13 @@ def _terse(path: str) -> Terse | None:
 
 def terse_text(question: Question) -> str:
     """The text that a terse model knows ``question`` by: the paper's are for models that read."""
+    return _terse_text(question.text)
+
+
+@lru_cache(maxsize=1024)
+def _terse_text(text: str) -> str:
     paper = {_worded(each.text): each.name for each in PAPER_SIX}
-    return paper.get(_worded(question.text), question.text)
+    return paper.get(_worded(text), text)
 
 
 def refusal_of(model: ModelConfig, question: Question) -> str:
