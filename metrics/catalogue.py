@@ -576,6 +576,11 @@ METRICS: tuple[Metric, ...] = (
         outcome=("standing", "ended", "refused"),
     ),
     _counter(
+        "foretick_packs_unreadable_total",
+        "Question packs whose file was gone, or another one, when the engine was started again: their "
+        "questions are paused. Worry when it grows: put the file back, and resume them.",
+    ),
+    _counter(
         "foretick_acted_total",
         "Answers to act on, of questions with a max_error.",
         "session",

@@ -104,8 +104,11 @@ def basis_of(config: Config, answer: Answer) -> tuple[SessionConfig, Basis]:
             f"{answer.basis.config}. It is made of {names}"
         )
     if not any((q.name, q.hash) == (answer.question, answer.question_hash) for q in asked):
+        others = [q.pack for q in asked if q.name == answer.question and q.pack]
+        why = f": it is answered by another question pack, {others[0]}" if others else ""
         raise CannotReproduce(
-            f"the session has no standing question {answer.question!r} with the hash {answer.question_hash}"
+            f"the session has no standing question {answer.question!r} with the hash "
+            f"{answer.question_hash}{why}"
         )
     if not answer.inputs:
         raise CannotReproduce("the answer names no records: its version was made without any")

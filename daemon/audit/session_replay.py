@@ -214,7 +214,7 @@ class Replay:
     def _version(self, answer: Answer) -> ReplayedVersion:
         """What the answer saw. Its version is the newest: the next bar waits for this one's answers."""
         tape = self.built.tapes[self._session.name]
-        decode = self._decode
+        decode = self.built.shown
         asked = tuple(self.built.prefixes.asked(self._standing(answer), tape.prefix))
         lines = tuple(
             Line(decode(each.tokens), tuple(each.tokens), each.ts_event) for each in tape.state.records
@@ -235,9 +235,6 @@ class Replay:
             for each in self.host.first.questions.registry.standing(answer.session)
             if (each.question.name, each.question_hash) == (answer.question, answer.question_hash)
         )
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.built.prompt.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
 def alone(config: Config, name: str) -> Config:

@@ -6,7 +6,10 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import NamedTuple
 
+from msgspec import structs
+
 from daemon.config.answerable import refusal_of
+from daemon.config.errors import ConfigError
 from daemon.config.question_sets import SETS
 from daemon.config.schema import Config, ModelConfig, QuestionConfig
 from feeds.decimals import parse_fixed
@@ -51,7 +54,7 @@ def refusal_by(model: ModelConfig, asked: QuestionConfig) -> str:
 
 
 def question_of(asked: QuestionConfig) -> Question:
-    """The question that a table declares. Raises ValueError, also for a pack that cannot be read."""
+    """The question that a table declares. Raises ValueError, also where its pack cannot be read."""
     members = {f.name: getattr(asked, f.name) for f in fields(Question) if hasattr(asked, f.name)}
     changed = {
         "choices": asked.choices or None,
@@ -75,7 +78,25 @@ def table_of(question: Question, session: str) -> QuestionConfig:
     return QuestionConfig(**members | changed, sessions=(session,))
 
 
-def _pinned(pack: str) -> str:
-    from engine.model.question_pack import pinned  # reads tensors, which few configurations need
+def with_revisions(config: Config) -> Config:
+    """``config`` whose questions name the revisions of their packs: they stay those, whatever becomes of the
+    files. Raises ConfigError.
+    """
+    if not any(asked.pack for asked in config.questions):
+        return config
+    found = []
+    for index, asked in enumerate(config.questions):
+        try:
+            pack = _pinned(asked.pack) if asked.pack else ""
+        except ValueError as error:
+            raise ConfigError.of(f"questions[{index}].pack", str(error)) from None
+        found.append(asked if pack == asked.pack else structs.replace(asked, pack=pack))
+    return structs.replace(config, questions=tuple(found))
 
-    return pinned(pack)
+
+def _pinned(pack: str) -> str:
+    """With its revision, for which the file of one that has none is read. Raises ValueError."""
+    # imported here: few configurations need it
+    from engine.model.question_pack import located, pinned
+
+    return pack if located(pack)[1] else pinned(pack)

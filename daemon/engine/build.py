@@ -209,6 +209,11 @@ class Built:
         choices = known(self.prompt, question, terse).choices
         return (*choices, terse.none) if choices else ()
 
+    def shown(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, special ones among them; a question pack's are none of the tokenizer's."""
+        asked = self.packs.text_of(tokens)
+        return asked or str(self.prompt.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
 
 def known(prompt: PromptFormat, question: Question, terse: Terse) -> TerseQuestion:
     """The model's own question that ``question`` is. Raises BadQuestion."""

@@ -81,5 +81,4 @@ class PromptView:
         return self.prompts.prompt(asked).tokens
 
     def _region(self, tokens: Sequence[int]) -> Region:
-        text = self.built.prompt.tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return Region(str(text), len(tokens))
+        return Region(self.built.shown(tokens), len(tokens))

@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.model.adapted import adapted
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
-from engine.model.question_pack import PackError, PackHead, located, read_pack
+from engine.model.question_pack import PackError, PackHead, located, read_pinned
 from flash.confidence import QuestionCalibration
 from flash.question import PreparedQuestion, Question
 from flash.registry import BadQuestion
@@ -53,6 +53,11 @@ class EnginePacks:
         head = self._of(question).head
         return *head.choices, head.none
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The question that these tokens of a pack ask; "" for tokens of the model."""
+        asked = tuple(tokens)
+        return next((each.head.text for each in self._installed.values() if each.tokens == asked), "")
+
     def fitted(self, question: Question) -> QuestionCalibration | None:
         """The calibration of a question with a pack, whose tokens have been asked for; None without one."""
         found = self._installed.get(located(question.pack)[1])
@@ -64,24 +69,24 @@ class EnginePacks:
         return None if found is None else _chosen(found, choices)
 
     def _of(self, question: Question) -> Installed:
-        path, revision = located(question.pack)
+        revision = located(question.pack)[1]
         with self._lock:
             found = self._installed.get(revision)
             if found is None:
                 try:
-                    found = self._installed[revision] = self._load(path, revision)
+                    found = self._installed[revision] = self._load(question.pack)
                 except (PackError, ModelError, msgspec.ValidationError) as error:
                     raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
         return found
 
-    def _load(self, path: Path, revision: str) -> Installed:
+    def _load(self, asked: str) -> Installed:
+        """``asked``: FILE@REVISION."""
+        path, revision = located(asked)
         if self._prompt.terse is None:
             raise ModelError("a question pack is for the tape model, and this one reads words")
         if len(self._installed) >= self._most:
             raise ModelError(f"a model answers by at most {self._most} question packs (flash.max_packs)")
-        pack = read_pack(path)
-        if pack.head.revision != revision:
-            raise PackError(f"{path} is another question pack by now: {pack.head.revision}, not {revision}")
+        pack = read_pinned(asked)
         try:
             weights = adapted(self._engine.model, self._directory, pack)
         except ModelError as error:

@@ -322,6 +322,7 @@ class Gateway:
                 earlier.cancel()
         self.store.inc("foretick_engine_restarts_total")
         await self.input.stop_reading()
+        await self.live.pause_unreadable()
         # a broker that is away keeps no client from asking the next engine
         await asyncio.gather(self.input.hand_over(self.publisher.forget), self.engine.restart())
         assert self.engine.ring is not None  # it is up

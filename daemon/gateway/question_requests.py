@@ -6,7 +6,7 @@ They last until the daemon ends or reads its configuration again. An engine that
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 
 import msgspec
@@ -17,7 +17,7 @@ from daemon.config.schema import Config
 from daemon.config.standing import questions_of, table_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.pending import PendingCommands
-from engine.model.question_pack import pinned
+from engine.model.question_pack import PackError, pinned, read_pinned
 from flash.question import Question
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,29 @@ class Questions:
             return config
         questions = tuple(table_of(question, name) for name, asked in now.items() for question in asked)
         return msgspec.structs.replace(config, standing="none", questions=questions)
+
+    async def unreadable(self, config: Config) -> Mapping[str, str]:
+        """Of the question packs that are asked, those whose file is gone or another one by now, and why."""
+        asked = [each.pack for state in self._sessions.states.values() for each in state.questions]
+        packs = {pack for pack in (*asked, *(each.pack for each in config.questions)) if pack}
+        return await asyncio.to_thread(_unreadable, packs) if packs else {}
+
+    async def pause_packs(self, why: Mapping[str, str]) -> dict[str, tuple[Question, ...]]:
+        """Pause the questions of these packs, while no engine is up; what their sessions are asked then."""
+        left = {}
+        for session in list(self._sessions.states):
+            async with self._locks[session]:
+                state = self._sessions.states.get(session)
+                lost = [] if state is None else [each for each in state.questions if each.pack in why]
+                if state is None or not lost:
+                    continue
+                kept = [each for each in state.questions if each.pack not in why]
+                state.ask_these(state.questions, (*state.paused, *lost))
+                state.questions_set(kept)
+                left[session] = state.questions
+            for each in lost:
+                log.error("%s: question %r is paused: %s", session, each.name, why[each.pack])
+        return left
 
     async def reload(self, config: Config) -> None:
         """Give every session the questions that ``config`` has for it; failures are logged."""
@@ -178,3 +201,14 @@ class Questions:
 
 def _unknown(session: str, name: str) -> messages.QueryError:
     return messages.QueryError("bad_request", f"{session} has no standing question {name!r}")
+
+
+def _unreadable(packs: Collection[str]) -> Mapping[str, str]:
+    """Why those of these packs, each FILE@REVISION, that cannot be read cannot."""
+    found = {}
+    for pack in packs:
+        try:
+            read_pinned(pack)
+        except PackError as error:
+            found[pack] = str(error)
+    return found

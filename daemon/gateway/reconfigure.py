@@ -22,6 +22,7 @@ from daemon.config.errors import ConfigError
 from daemon.config.instruments import instruments_of
 from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
+from daemon.config.standing import with_revisions
 from daemon.config.symbols import Names
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.change_queue import ChangeQueue
@@ -83,12 +84,28 @@ class LiveSessions:
 
     # Called by the gateway.
 
+    async def pause_unreadable(self) -> None:
+        """Before an engine is started again, which reads question packs again: pause the questions whose pack
+        is gone or another one by now.
+
+        Sessions that are opened later go without them, until the configuration is read again.
+        """
+        why = await self._questions.unreadable(self.config)
+        if not why:
+            return
+        self._store.inc("foretick_packs_unreadable_total", len(why))
+        kept = tuple(each for each in self.config.questions if each.pack not in why)
+        self.config = msgspec.structs.replace(self.config, questions=kept)
+        for session, left in (await self._questions.pause_packs(why)).items():
+            version = self._sessions.states[session].version
+            self._publisher.questions_set(protocol.QuestionsSet(0, session, version, left))
+
     async def reload(self, new: Config) -> bool:
         """Do as ``new`` says, and log what cannot be changed or was refused; returns whether nothing was.
 
-        Raises ConfigError for an instruments file that cannot be read.
+        Raises ConfigError for a file of instruments, or a question pack, that cannot be read.
         """
-        new, names = of_known_models(self.config, new), Names(new.symbols)
+        new, names = with_revisions(of_known_models(self.config, new)), Names(new.symbols)
         self._patterns.replace(new.patterns, instruments_of(new), names)
         return await self._queue.run(partial(self._reload, new, names))
 

@@ -26,6 +26,7 @@ from daemon.config.derived_limits import DerivedLimits
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import Instrument, instruments_of
 from daemon.config.schema import ALL, Config, QualityConfig, TracesConfig
+from daemon.config.standing import with_revisions
 from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
@@ -210,6 +211,7 @@ def _base(
     processes: EngineProcesses,
     restart_after_s: Sequence[float],
 ) -> _Base:
+    config = _with_revisions(config)
     if source is None:
         sources = make_sources(config)
     else:
@@ -251,6 +253,14 @@ def _base(
         exporter=exporter,
         limits=limits,
     )
+
+
+def _with_revisions(config: Config) -> Config:
+    """Raises SettingError for a question pack that cannot be read."""
+    try:
+        return with_revisions(config)
+    except ConfigError as error:
+        raise SettingError(error.problems[0].key, error.problems[0].message) from error
 
 
 def _webhooks(config: Config, store: MetricStore) -> list[SinkRoute]:

@@ -1,7 +1,7 @@
 """What is published and kept back, and how far it can be trusted."""
 
 from dashboards.expressions import gauge, increase
-from dashboards.panels import Rows, gauges, rates, series, stacked
+from dashboards.panels import Rows, counters, gauges, rates, series, stacked
 
 
 def rows() -> Rows:
@@ -18,6 +18,7 @@ def _published() -> list[object]:
         rates("Ad hoc questions that began to stand, or ended", "foretick_frequent_changes_total", "outcome"),
         rates("Engine time of standing questions", "foretick_standing_engine_seconds_total", "session"),
         rates("Skipped over engine_share, a second", "foretick_over_budget_total", "session"),
+        counters("Question packs that are gone, a second", packs="foretick_packs_unreadable_total"),
         rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
         rates("OpenAI and Anthropic requests a second, by outcome", "foretick_api_requests_total", "outcome"),

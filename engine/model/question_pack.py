@@ -108,7 +108,7 @@ def read_pack(path: Path) -> QuestionPack:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    head = _head(path)
+    head = read_head(path)
     try:
         tensors = load(path.read_bytes())
     except (OSError, ValueError, SafetensorError) as error:
@@ -128,11 +128,11 @@ def read_head(path: Path) -> PackHead:
         raise PackError(f"cannot read the question pack {path}: {error.strerror}") from error
     if not S_ISREG(about.st_mode):  # to open a pipe would wait for its writer
         raise PackError(f"cannot read the question pack {path}: no regular file")
-    return _known_head(path, about.st_mtime_ns, about.st_size)
+    return _known_head(path, about.st_ino, about.st_mtime_ns, about.st_size)
 
 
 @lru_cache(maxsize=64)
-def _known_head(path: Path, _mtime_ns: int, _size: int) -> PackHead:
+def _known_head(path: Path, _inode: int, _mtime_ns: int, _size: int) -> PackHead:
     return _head(path)
 
 
@@ -162,5 +162,18 @@ def pinned(pack: str) -> str:
     path, revision = located(pack)
     found = read_head(path).revision
     if revision not in ("", found):
-        raise PackError(f"{path} is another question pack by now: {found}, not {revision}")
+        raise _other(path, found, revision)
     return f"{path}@{found}"
+
+
+def read_pinned(pack: str) -> QuestionPack:
+    """Read the pack of ``FILE@REVISION``. Raises PackError, also where the file is another by now."""
+    path, revision = located(pack)
+    found = read_pack(path)
+    if found.head.revision != revision:
+        raise _other(path, found.head.revision, revision)
+    return found
+
+
+def _other(path: Path, found: str, revision: str) -> PackError:
+    return PackError(f"{path} is another question pack by now: {found}, not {revision}")

@@ -11,13 +11,22 @@ import pytest
 
 from daemon.api.messages import Ask, QueryError
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, FlashConfig, ModelConfig, QuestionConfig
+from daemon.config.schema import (
+    Config,
+    FlashConfig,
+    ModelConfig,
+    ProcessConfig,
+    QuestionConfig,
+    RecoveryConfig,
+)
 from engine.model.question_pack import pinned, write_pack
 from feeds.connector import SettingError
+from feeds.durations import Duration
 from feeds.market_data import Answer
-from tests.kit import inproc_config, sessions, tolerance
+from flash.question import PAPER_SIX
+from tests.kit import SECOND, QueueSource, inproc_config, sessions, tolerance, until
 from tests.kit.daemon import invoke
-from tests.kit.inproc import RunningDaemon, running
+from tests.kit.inproc import RunningDaemon, Tape, running
 from tests.kit.models import terse_directory
 from tests.kit.packs import CHOICES, TEXT, random_pack
 from training.tokenizer import NONE
@@ -94,6 +103,7 @@ async def test_configured_packs_answer_and_change_no_other_answer(
         assert said(daemon.answers()) == without
         one, other = near(daemon), near(daemon, "near1")
         asked = await daemon.ask_engine(Ask(1, "aaa", TEXT))
+        shown = await daemon.call("show_prompt", "aaa", "near1")
     assert len(one) == len(other) == BARS
     assert {each.choice for each in one} <= set(CHOICES)
     assert [each.logit_gap for each in one] != [each.logit_gap for each in other]
@@ -101,6 +111,7 @@ async def test_configured_packs_answer_and_change_no_other_answer(
     assert [each.computed_tokens for each in one] == [2] * BARS  # with the answer
     assert [each.computed_tokens for each in other] == [4] * BARS
     assert all(each.probability is not None and each.choice_set is not None for each in one)
+    assert (shown.question.text, shown.question.tokens) == (TEXT, 3)
     assert asked.choice == one[-1].choice
     assert asked.logit_gap == tolerance.near(one[-1].logit_gap, 1e-4)
 
@@ -191,3 +202,96 @@ async def test_a_pack_of_another_model_stops_the_start_with_its_key(directory: P
         async with running(config(directory, foreign)):
             raise AssertionError("it started")
     assert refused.value.key == "questions[0].text"
+
+
+def of_newest(daemon: RunningDaemon) -> list[Answer]:
+    """The ready answers."""
+    state = daemon.state()
+    return state.answers_of(state.questions)
+
+
+async def test_a_session_that_comes_back_from_a_snapshot_answers_by_its_packs_as_before(
+    directory: Path, tmp_path: Path, pack: Path
+) -> None:
+    """But for rounding, as all its answers: the window lies in other blocks, merged in another order."""
+    tape = Tape("V:AAA")
+    write_pack(tmp_path / "other.pack", random_pack(directory, tokens=3, seed=5))
+    recovery = RecoveryConfig(Duration(3600 * SECOND), str(tmp_path / "snapshots"))
+    made = config(directory, pack, tmp_path / "other.pack", recovery=recovery)
+    async with running(made, QueueSource("dropping"), tape) as daemon:
+        await daemon.advance(BARS)
+        before = of_newest(daemon)
+        assert await daemon.gateway.stop()
+    async with running(made, QueueSource("dropping"), tape) as daemon:
+        assert daemon.count("snapshots_restored", session="aaa") == 1
+        await until(lambda: len(of_newest(daemon)) == len(before))
+        for one, other in zip(of_newest(daemon), before, strict=True):
+            same = "question", "question_hash", "data_version", "text", "choice", "choice_set"
+            assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+            assert one.logit_gap == tolerance.near(other.logit_gap, 1e-4)
+            assert (one.probability is None) == (other.probability is None)
+            assert (one.probability or 0) == tolerance.near(other.probability or 0, 1e-4)
+        assert daemon.answers() == []
+        daemon.feed(2)  # the bar that was open may be lost: this source cannot read it again
+        await until(lambda: daemon.answered("aaa", BARS + 1), 60)
+        assert near(daemon)[0].data_version > BARS
+        await daemon.gateway.stop()
+    assert {each.question for each in before} >= {"near0", "near1"}
+
+
+def removed(file: Path) -> bytes:
+    """Delete it; what it had."""
+    content = file.read_bytes()
+    file.unlink()
+    return content
+
+
+def put_back(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+async def test_packs_that_are_gone_when_the_engine_starts_again_pause_their_questions_alone(
+    directory: Path, tmp_path: Path, pack: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One file is deleted, one replaced; nothing happens before. Put back, its question is asked again."""
+    other, stays = tmp_path / "other.pack", tmp_path / "stays.pack"
+    write_pack(other, random_pack(directory, tokens=3, seed=5))
+    write_pack(stays, random_pack(directory, seed=7))
+    process = ProcessConfig(mode="two", drain=Duration(5 * SECOND))
+    async with running(
+        config(directory, pack, other, stays, process=process), restart_after_s=(0.0,)
+    ) as daemon:
+        await daemon.advance(3)
+        written, whole = removed(pack), near(daemon)[0].question_hash
+        write_pack(other, random_pack(directory, tokens=3, seed=6))
+        await daemon.advance()
+        assert [len(near(daemon, f"near{n}")) for n in range(3)] == [4, 4, 4]
+
+        engine = daemon.gateway.engine.connected()
+        assert engine is not None
+        assert await engine.end()
+        await until(lambda: daemon.count("engine_restarts") == 1, 30.0)
+        await until(lambda: not daemon.gateway.status.not_ready(), 180.0)
+        assert daemon.count("packs_unreadable") == 2
+        for why in (
+            f"aaa: question 'near0' is paused: cannot read the question pack {pack}",
+            f"aaa: question 'near1' is paused: {other} is another question pack by now",
+        ):
+            assert why in caplog.text
+        daemon.feed(2)  # the bar that was open is lost with the engine: this source cannot read it again
+        await until(lambda: daemon.answered("aaa", 5), 60)
+        await daemon.advance()
+        later = {each.question for each in daemon.answers() if each.data_version > 4}
+        assert later == {*(each.name for each in PAPER_SIX), "near2"}
+        listed = await daemon.call("questions", "aaa")
+        assert [each.name for each in listed.questions if each.paused] == ["near0", "near1"]
+
+        with pytest.raises(QueryError, match="cannot read the question pack"):
+            await daemon.call("pause", "aaa", "near0", False)
+        with pytest.raises(QueryError, match="cannot read the question pack"):
+            await daemon.call("ask", "aaa", "near0")
+        put_back(pack, written)
+        await daemon.call("pause", "aaa", "near0", False)
+        await daemon.advance()
+        assert near(daemon)[-1].data_version == daemon.state().version
+        assert near(daemon)[-1].question_hash == whole

@@ -34,6 +34,7 @@ from daemon.engine.build import build
 from daemon.engine.request_runner import SESSION_RESET
 from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
+from engine.model.question_pack import write_pack
 from feeds.connector import SettingError
 from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
@@ -61,6 +62,8 @@ from regions.tape import Retention
 from support.durable_file import replacing
 from tests.kit import log_source, tolerance
 from tests.kit.models import terse_directory
+from tests.kit.packs import CHOICES, random_pack
+from tests.kit.packs import TEXT as NEAR
 from tests.regions.numbered import append, pool, tape_of
 
 SECOND = 10**9
@@ -354,6 +357,27 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
 
 
 COMPACT = session("s", retention_records=6)
+
+
+def test_killed_engines_answer_by_question_packs_as_one_that_was_not(terse: Path, tmp_path: Path) -> None:
+    """Each reads the pack anew."""
+    write_pack(tmp_path / "near.pack", random_pack(terse, tokens=2))
+    near = QuestionConfig("near", NEAR, CHOICES, pack=str(tmp_path / "near.pack"))
+    made = replace(config(terse, tmp_path / "on", COMPACT), questions=(near,), standing="none")
+    log = log_of(1, 30, 1)
+    whole = Engine(replace(made, recovery=RecoveryConfig(interval=Duration(0))))
+    whole.give(0, *log)
+    expected = keyed(whole.answers())
+    answers, restored = killed(made, log, 1, 3)
+    found = keyed(answers)
+    assert found.keys() == expected.keys()
+    bound = tolerance.of_gap(whole.loaded, 40.0)
+    for key, (text, gap, flags) in expected.items():
+        assert (found[key][0], found[key][2]) == (text, flags), key
+        assert found[key][1] == tolerance.near(gap, bound), key
+    assert any(restored)
+
+
 ADAPTED = AdaptationState(ModelConfig().coverage, {"a question's hash": 0.93})
 
 
