@@ -2,7 +2,7 @@
 
 A budget is a token bucket of engine seconds: it fills at the question's `engine_share`, up to what that is in
 the window. A question may overdraw it by what it is being asked, and then waits until it is above 0 again. So
-in any time t it takes at most share * (t + WINDOW_S), and its last answer.
+in any time t it takes at most share * (t + window), and its last answer.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,17 @@ from collections.abc import Callable
 from flash.registry import Key, Standing
 from support.token_bucket import TokenBucket
 
-WINDOW_S = 10.0
-"""Seconds of its share of the engine that a question may take at once."""
 _LEAST_S = 1e-9
 
 
 class QuestionBudgets:
     """The budgets of one engine's questions, by name and hash: all sessions that ask one share its budget.
 
-    ``clock``: monotonic ns.
+    ``clock``: monotonic ns. ``window_s``: seconds of its share that a question may take at once.
     """
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int], window_s: float) -> None:
+        self._clock, self._window_s = clock, window_s
         self._buckets: dict[Key, TokenBucket] = {}
 
     def allows(self, item: Standing) -> bool:
@@ -48,6 +46,6 @@ class QuestionBudgets:
             return None
         bucket = self._buckets.get(item.key)
         if bucket is None or bucket.rate != share:
-            bucket = TokenBucket(share, share * WINDOW_S, self._clock() / 1e9)
+            bucket = TokenBucket(share, share * self._window_s, self._clock() / 1e9)
             self._buckets[item.key] = bucket
         return bucket

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from daemon.api.messages import QueryError
+from daemon.api.messages import QueryError, TenantBudget
 from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of
 from metrics.store import CounterHandle, MetricStore
 from support.token_bucket import TokenBucket
@@ -14,8 +14,6 @@ Transport = Literal["http", "websocket", "zeromq"]
 Reason = Literal["missing", "malformed", "unknown"]
 MAX_KEY_BYTES = 256
 LOCAL_LABEL, OTHER_LABEL = "local", "other"
-ENGINE_WINDOW_S = 10.0
-"""Seconds of its share of the engine that a tenant may take at once."""
 _LEAST_S = 1e-9
 
 
@@ -27,7 +25,8 @@ def tenant_labels(tenants: Tenants) -> list[str]:
 class Access:
     """Finds the client of a request, and refuses it by raising QueryError. On one thread.
 
-    ``clock``: monotonic seconds. What is refused is counted, by tenant or, without one, by reason.
+    ``clock``: monotonic seconds. ``window_s``: seconds of its share of the engine that a tenant may take at
+    once. What is refused is counted, by tenant or, without one, by reason.
     """
 
     def __init__(
@@ -35,13 +34,15 @@ class Access:
         tenants: Tenants | None = None,
         store: MetricStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        window_s: float = 10.0,
     ) -> None:
         self.tenants = tenants or Tenants()
         self._store = store or MetricStore.local({"tenant": tenant_labels(self.tenants)})
-        self._clock = clock
+        self._clock, self.window_s = clock, window_s
         self._requests: dict[str, TokenBucket] = {}
         self._tokens: dict[str, TokenBucket] = {}
         self._engine: dict[str, TokenBucket] = {}
+        self._engine_ns: dict[str, int] = {}
         self._counters: dict[tuple[str, str], CounterHandle] = {}
 
     @property
@@ -147,15 +148,30 @@ class Access:
         if engine_ns and tenant.engine_share:
             self._engine_bucket(tenant).take(self._clock(), engine_ns / 1e9)
         if engine_ns:
+            self._engine_ns[tenant.name] = self._engine_ns.get(tenant.name, 0) + engine_ns
             label = self._label(tenant)
             self._store.inc("foretick_tenant_engine_seconds_total", engine_ns, tenant=label)
+
+    def budgets(self, client: Client) -> tuple[TenantBudget, ...]:
+        """Of the client's tenant; for an operator, of all."""
+        own = client.tenant
+        names = self.tenants.names if own.operator and self.required else (own.name,)
+        return tuple(self._budget(self.tenants.named(name) or own) for name in names)
+
+    def _budget(self, tenant: Tenant) -> TenantBudget:
+        used = wait_s = 0.0
+        if tenant.engine_share:
+            bucket, now = self._engine_bucket(tenant), self._clock()
+            used, wait_s = bucket.used(now), bucket.wait(now, _LEAST_S)
+        taken_s = self._engine_ns.get(tenant.name, 0) / 1e9
+        return TenantBudget(tenant.name, tenant.engine_share, used, wait_s, taken_s)
 
     def _token_bucket(self, tenant: Tenant) -> TokenBucket:
         return self._bucket(self._tokens, tenant, tenant.tokens_per_minute / 60, tenant.tokens_per_minute)
 
     def _engine_bucket(self, tenant: Tenant) -> TokenBucket:
         share = tenant.engine_share
-        return self._bucket(self._engine, tenant, share, share * ENGINE_WINDOW_S)
+        return self._bucket(self._engine, tenant, share, share * self.window_s)
 
     def _bucket(self, kept: dict[str, TokenBucket], tenant: Tenant, rate: float, burst: float) -> TokenBucket:
         """The tenant's bucket; another rate begins with a full one."""

@@ -107,6 +107,7 @@ class Methods:
     versions = Method(messages.ListVersions, messages.VersionsReply)
     quality = Method(messages.Quality, messages.QualityReply)
     stats = Method(messages.Stats, messages.StatsReply)
+    budgets = Method(messages.ListBudgets, messages.BudgetsReply)
     trace = Method(messages.GetTrace, messages.TraceReply)
     open_prompt = Method(messages.Open, messages.PromptReply)
     append = Method(messages.Append, messages.PromptReply)

@@ -257,6 +257,10 @@ class Stats(_Request, frozen=True, tag="stats"):
     """Counters and latency quantiles, by metric name."""
 
 
+class ListBudgets(_Request, frozen=True, tag="budgets"):
+    """What the client's tenant may take of the engine's time, and has taken; for an operator, of all."""
+
+
 class GetTrace(_Request, frozen=True, tag="trace"):
     """Where the time of a recent answer went, by its `answer_id`, or of a request, by its trace id."""
 
@@ -403,6 +407,7 @@ ClientRequest = (
     | ListVersions
     | Quality
     | Stats
+    | ListBudgets
     | GetTrace
     | PromptRequest
     | Push
@@ -697,6 +702,27 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     stages: dict[str, Quantiles]
 
 
+class TenantBudget(msgspec.Struct, frozen=True):
+    """What a tenant's asks and prompts may take of the engine, by its `engine_share`; 0: any.
+
+    `engine_used`: of what it may take at once; from 1 on they are refused, now for another `wait_s` seconds.
+    `engine_s`: what they have taken since the daemon's start, whatever the share.
+    """
+
+    tenant: str
+    engine_share: float
+    engine_used: float
+    wait_s: float
+    engine_s: float
+
+
+class BudgetsReply(_Reply, frozen=True, tag="budgets_reply"):
+    """`window_s`: a tenant may take its share of that time, in seconds, at once."""
+
+    window_s: float
+    budgets: tuple[TenantBudget, ...]
+
+
 class TraceReply(_Reply, frozen=True, tag="trace_reply"):
     """What there is of this id, oldest first: several where a client gave requests one trace."""
 
@@ -903,6 +929,7 @@ Reply = (
     | VersionsReply
     | QualityReply
     | StatsReply
+    | BudgetsReply
     | TraceReply
     | PromptReply
     | ClosedReply

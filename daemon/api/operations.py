@@ -261,6 +261,10 @@ OPERATIONS: tuple[Operation, ...] = (
         messages.Stats, messages.StatsReply, body="none",
     ),
     Operation(
+        "GET", "/v1/budgets", "listBudgets", "What tenants may take of the engine's time, and have taken",
+        messages.ListBudgets, messages.BudgetsReply, body="none",
+    ),
+    Operation(
         "GET", "/v1/traces/{trace}", "getTrace", "Where the time of a recent answer or request went",
         messages.GetTrace, messages.TraceReply, ("unknown_trace",), body="none",
     ),

@@ -382,6 +382,8 @@ def _scheduler(config: Config) -> Iterator[KeyProblem]:
         yield "scheduler.chunk_min", f"{least} is above scheduler.max_batch_tokens {most}"
     if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
         yield "scheduler.eviction", "swap needs a host tier: set pool.host_blocks"
+    if not config.scheduler.share_window:
+        yield "scheduler.share_window", "a window needs a length above 0, such as 10s"
 
 
 def _bars(config: Config) -> Iterator[KeyProblem]:

@@ -280,6 +280,13 @@ class SchedulerConfig(Table, frozen=True):
     )
     max_prompt_tokens: Annotated[int, about("longest question or prompt, in tokens", ge=1)] = 2048
     max_new_tokens: Annotated[int, about("longest answer, in tokens", ge=1)] = 256
+    share_window: Annotated[
+        Duration,
+        about(
+            "what a standing question or a tenant with an `engine_share` may take of the engine at once: its "
+            "share of so long"
+        ),
+    ] = Duration(10 * SECOND)
 
 
 class BarsConfig(Table, frozen=True):

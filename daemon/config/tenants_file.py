@@ -55,8 +55,8 @@ class TenantTable(Table, frozen=True):
     engine_share: Annotated[
         float,
         about(
-            "share of the engine's time that its prompts and asks may take; ten seconds' worth may be taken "
-            "at once, and a request may overdraw; 0 is any",
+            "share of the engine's time that its prompts and asks may take; what that is in "
+            "`scheduler.share_window` may be taken at once, and a request may overdraw; 0 is any",
             ge=0,
             le=1,
         ),

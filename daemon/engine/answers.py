@@ -136,7 +136,7 @@ class StandingAnswers:
         self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
         self._store = store
-        self._budgets = QuestionBudgets(time.monotonic_ns)
+        self._budgets = QuestionBudgets(time.monotonic_ns, config.scheduler.share_window / 1e9)
         self._coalesced: dict[str, GrowthHandle] = {}
         for session in config.sessions:
             self.add(session)

@@ -168,6 +168,11 @@ class Generations:
         asked = _asked(state, session, request, known, request.choices)
         return partial(self._computed, request.id, asked, client)
 
+    def budgets(self, request: messages.ListBudgets, client: Client) -> messages.BudgetsReply:
+        """What its tenant is charged for, and may be; see `Access.budgets`."""
+        access = self._access
+        return messages.BudgetsReply(request.id, access.window_s, access.budgets(client))
+
     async def shown(self, request: messages.ShowPrompt) -> messages.PromptShown:
         """What the model reads of a session."""
         session, asked = request.session, None

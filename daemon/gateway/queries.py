@@ -38,6 +38,7 @@ FOR_ALL = (
     | messages.ListVersions
     | messages.Quality
     | messages.Stats
+    | messages.ListBudgets
     | messages.GetTrace
     | messages.PromptRequest
     | messages.Push

@@ -76,6 +76,8 @@ class Services:
                 return partial(self._past.quality, request)
             case messages.Stats():
                 return partial(self._sessions.stats, request, client.tenant)
+            case messages.ListBudgets():
+                return self._generations.budgets(request, client)
             case messages.GetTrace():
                 return visible_traces(self._traces, request, client)
             case messages.Open():

@@ -242,7 +242,7 @@ def _base(
         sources=sources,
         routes=routes,
         keys=keys,
-        access=Access(tenants, store),
+        access=Access(tenants, store, window_s=config.scheduler.share_window / 1e9),
         labels=labels,
         store=store,
         tasks=Tasks(partial(_task_ended, store, failed)),

@@ -110,6 +110,8 @@ async def test_lists_have_what_the_tenant_sees(house: House) -> None:
         assert {each for each in NAMES if f'tenant="{each}"' in str(stats)} == (
             set(NAMES) if name == "ops" else {name}
         )
+        budgets = (await house.http(name, "GET", "/v1/budgets")).json["budgets"]
+        assert [each["tenant"] for each in budgets] == (list(NAMES) if name == "ops" else [name])
         health = (await house.http(name, "GET", "/v1/health")).json
         assert set(health["silent"]) | set(health["late"]) <= set(seen)
 

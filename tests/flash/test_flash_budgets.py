@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flash.budgets import WINDOW_S, QuestionBudgets
+from flash.budgets import QuestionBudgets
 from flash.question import PreparedQuestion, Question
 from flash.registry import Standing
 from tests.kit import tolerance
 
 S = 10**9
+WINDOW_S = 10.0
 
 
 def standing(share: float, name: str = "q", session: str = "a") -> Standing:
@@ -36,7 +37,7 @@ def test_in_any_time_a_question_takes_its_share_of_it_and_of_the_window(
 ) -> None:
     """And its last answer, against plain sums over all pairs of moments."""
     time, item = Time(), standing(share)
-    budgets = QuestionBudgets(time)
+    budgets = QuestionBudgets(time, WINDOW_S)
     taken: list[tuple[int, int]] = []
     for later, takes in steps:
         time.now += later
@@ -51,14 +52,14 @@ def test_in_any_time_a_question_takes_its_share_of_it_and_of_the_window(
 
 
 def test_a_question_without_a_budget_takes_what_it_wants() -> None:
-    budgets = QuestionBudgets(Time())
+    budgets = QuestionBudgets(Time(), WINDOW_S)
     budgets.charge(standing(0.0), 10**15)
     assert budgets.allows(standing(0.0))
 
 
 def test_sessions_that_ask_one_question_share_its_budget_and_others_have_their_own() -> None:
     time = Time()
-    budgets = QuestionBudgets(time)
+    budgets = QuestionBudgets(time, WINDOW_S)
     budgets.charge(standing(0.1), 2 * S)  # one second may be taken at once
     assert budgets.used(standing(0.1)) == pytest.approx(2)
     assert budgets.used(standing(0.0)) == 0
@@ -71,7 +72,7 @@ def test_sessions_that_ask_one_question_share_its_budget_and_others_have_their_o
 
 
 def test_another_share_begins_anew() -> None:
-    budgets = QuestionBudgets(Time())
+    budgets = QuestionBudgets(Time(), WINDOW_S)
     budgets.charge(standing(0.1), 5 * S)
     assert budgets.allows(standing(0.2))
 

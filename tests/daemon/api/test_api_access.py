@@ -23,7 +23,7 @@ from daemon.api.auth import Access, tenant_labels
 from daemon.api.auth_middleware import client_of
 from daemon.api.http_server import HttpServer
 from daemon.api.limits import REQUESTS, Quota
-from daemon.api.messages import QueryError
+from daemon.api.messages import QueryError, TenantBudget
 from daemon.config.schema import HttpConfig
 from daemon.config.tenants_file import TenantTable
 from daemon.gateway.credentials import tls_of
@@ -208,8 +208,33 @@ async def test_a_share_of_the_engine_is_spent_and_flows_back(bench: Bench) -> No
     assert bench.requests("desk", "engine") == 1
     seconds = bench.store.value("foretick_tenant_engine_seconds_total", tenant="desk")
     assert math.isclose(seconds, 3)
+    (budget,) = bench.access.budgets(client)
+    assert (budget.tenant, budget.engine_share, budget.engine_s) == ("desk", 0.1, 3.0)
+    assert (budget.engine_used, budget.wait_s) == (pytest.approx(3), pytest.approx(20))
     bench.now = 20.001
     bench.access.tokens(client)
+    (budget,) = bench.access.budgets(client)
+    assert (budget.engine_used, budget.wait_s) == (pytest.approx(1, abs=1e-3), 0)
+    assert [each.tenant for each in bench.access.budgets(Client(LOCAL, "own"))] == ["desk", "risk"]
+
+
+async def test_what_may_be_taken_at_once_is_the_share_of_the_window() -> None:
+    tenant = TenantTable("desk", api_keys=(hash_of(DESK),), engine_share=0.5)
+    access = Access(Tenants((tenant,)), clock=lambda: 0.0, window_s=2.0)
+    client = access.by_key(DESK, "http", "here")
+    access.charge(client, 5, 10**9 // 2)
+    access.tokens(client)
+    assert access.budgets(client)[0].engine_used == pytest.approx(0.5)
+    access.charge(client, 5, 10**9 // 2)
+    with pytest.raises(QueryError, match="has used it up"):
+        access.tokens(client)
+
+
+def test_without_tenants_there_is_one_budget_that_allows_all() -> None:
+    access = Access(clock=lambda: 0.0)
+    client = Client(LOCAL, "here")
+    access.charge(client, 5, 10**9)
+    assert access.budgets(client) == (TenantBudget("", 0.0, 0.0, 0.0, 1.0),)
 
 
 async def test_what_a_request_takes_is_charged_to_the_limits_of_now(bench: Bench) -> None:
