@@ -322,6 +322,7 @@ class Generations:
             known = state.lookup.find(request.meant, request.choices)
         else:
             known = self._meant(request.session, request.turns, request.choices)
+        known = self._heard(request, state, known)
         if known is not None:
             question, ready = known.question, state.ready(known.hash)
             choices = () if request.schema is not None else question.choices or ()
@@ -335,6 +336,22 @@ class Generations:
             last = msgspec.structs.replace(request.turns[-1], text=text)
             request = msgspec.structs.replace(request, turns=(*request.turns[:-1], last))
         return request, None
+
+    def _heard(self, request: Generate, state: SessionState, known: Known | None) -> Known | None:
+        """What the request means, whose question is counted unless it stands for other reasons than that.
+
+        One that stands because it comes often is meant only where a request asks nothing beside it, and as
+        long an answer: no operator has made it mean more.
+        """
+        if self.frequent is None or (known is not None and not is_frequent(known.question)):
+            return known
+        asked = _ad_hoc(request, state, self._limits[1])
+        if asked is None:
+            return None
+        self.frequent.asked(request.session, asked if known is None else known.question)
+        if known is not None and (asked.choices or asked.max_tokens == known.question.max_tokens):
+            return known
+        return None
 
     def _for_model(self, request: Generate, tenant: Tenant) -> Generate:
         """The request to the session whose model can answer it. Raises QueryError where there is none."""
@@ -422,6 +439,28 @@ def _question(
         return Question("ask", text, choices or None, request.max_tokens)
     except ValueError as error:
         raise messages.QueryError("bad_request", str(error)) from None
+
+
+def _ad_hoc(request: Generate, state: SessionState, most: int) -> Question | None:
+    """What a request asks beside nothing else, and wants the likeliest answer to; None where it does not.
+
+    ``most``: tokens of an answer.
+    """
+    text = request.meant
+    if not request.scored:
+        beside = request.temperature or request.schema is not None or request.top_logprobs is not None
+        if beside or request.index or [turn.role for turn in request.turns] != ["user"]:
+            return None
+        if request.penalty and not request.choices:
+            return None
+        text = request.turns[0].text
+    if len(text) > messages.MAX_QUESTION_CHARS:
+        return None
+    try:
+        text = state.lookup.text_of(text)
+        return Question("ask", text, request.choices or None, request.max_tokens or max(1, most))
+    except ValueError:  # an empty one is said by who makes it
+        return None
 
 
 def _seeded(request: Generate) -> Generate:
