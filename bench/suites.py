@@ -25,6 +25,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "query": {
         "cached": ("bench.query.cached:measure", "Cached answers over ZeroMQ and HTTP"),
         "events": ("bench.query.events:measure", "Clients that listen over HTTP"),
+        "webhooks": ("bench.query.webhooks:measure", "From a bar's close to a webhook"),
         "traced": ("bench.query.traced:measure", "Ready answers with traces"),
         "exits": ("bench.query.exits:measure", "Early exits beside cached hits"),
         "scrape": ("bench.query.scrape:measure", "Metrics by sessions"),

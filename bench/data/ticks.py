@@ -212,9 +212,13 @@ class LiveSource(QueuedSource):
         self._ended = True
         self.live.set()
 
+    def price(self, number: int, at: int) -> int:
+        """Of the next trade in a market, at Unix ns; hundredths."""
+        return self._prices[number] + self.given % 7
+
     def _trade(self, number: int, at: int) -> Incoming:
         self.given += 1
-        price, market = self._prices[number] + self.given % 7, self._markets[number]
+        price, market = self.price(number, at), self._markets[number]
         if at // _S > self._second[number]:
             self.closed[market.symbol, self._second[number]] = at
             self._second[number] = at // _S

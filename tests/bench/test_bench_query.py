@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import generate_latest
 
-from bench.query import cached, events, scrape
+from bench.query import cached, events, scrape, webhooks
 from bench.run import SuiteRun
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -27,6 +27,16 @@ def test_cached_answers_are_beside_bare_servers_of_the_same_loop() -> None:
         for condition in ("engine idle", "other sessions flooded")
     }
     assert all(figure.ratio for figure in trips)
+
+
+def test_a_signal_of_every_other_bar_reaches_its_receiver_beside_a_bare_post() -> None:
+    figures = {figure.name: figure for figure in webhooks.measure(SuiteRun(quick=True))}
+    whole, behind = (figures[f"{name} P50"] for name in ("bar close to webhook", "answers to webhook"))
+    assert whole.n == behind.n > 0
+    assert whole.ratio
+    assert behind.ratio
+    assert whole.ours > behind.ours > 0
+    assert figures["bar close to webhook P99"].goal is not None
 
 
 def test_a_scrape_is_beside_the_same_series() -> None:
