@@ -6,7 +6,7 @@ equation 11), with the ages of the version it was read from.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -93,7 +93,7 @@ class SessionState:
         """There is a new version."""
         self.version, self.times = event.version, event.times
         self.live_tokens, self.live_records = event.live_tokens, event.live_records
-        self.past.committed(event.version, event.times.as_of, event.close)
+        self.past.committed(event.version, event.times.as_of, event.close, history=event.history)
 
     def answered(self, ready: ReadyAnswer) -> None:
         """A standing question has a new answer."""
@@ -212,8 +212,10 @@ class Sessions:
     # Called by the gateway.
 
     def add(self, session: SessionConfig, questions: Sequence[Question] = (), version: int = 0) -> None:
-        """There is another session, whose versions count on from ``version``."""
-        past = KeptVersions(self._kept_versions)
+        """There is another session, or one begins again; its versions count on from ``version``."""
+        before = self.states.get(session.name)
+        past = KeptVersions(self._kept_versions) if before is None else before.past
+        past.again()
         state = SessionState(session.symbol, session.more_symbols, version=version, past=past)
         state.ask_these(questions, ())
         state.clock.touch(time.monotonic_ns())
@@ -226,6 +228,12 @@ class Sessions:
         self.states[session.name].configured(
             session, self._model_of(session), self._freshness_objective_ns(session)
         )
+
+    def engine_ready(self, halted: Collection[str]) -> None:
+        """An engine begins to read them; trading of these has halted."""
+        for name, state in self.states.items():
+            state.past.again()
+            self.halt(name, name in halted)
 
     def remove(self, name: str) -> SessionState:
         """A session is gone, and so is what waits for its answers; returns its last state."""

@@ -35,6 +35,7 @@ from daemon.gateway.inputs import COMMIT, Inputs
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
 from daemon.gateway.originals import Originals
+from daemon.gateway.past_files import PastFiles
 from daemon.gateway.peer_events import PEER_EVENTS
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
@@ -59,6 +60,7 @@ _HANDS_OVER = 0.5
 RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
 EXPORT = "trace export"
 FREQUENT = "frequent questions"
+PAST = "kept versions"
 _FLUSH_S = 1.0
 """Longest time that the last traces take at the end."""
 
@@ -94,6 +96,8 @@ class Gateway:
     """Sends traces to a collector, where there is one."""
     frequent: Job | None = None
     """Lets questions stand that are asked often, where `flash.standing_after` is set."""
+    past: PastFiles | None = None
+    """What sessions keep of their versions, over restarts, where anything is stored."""
     agents: Job | None = None
     """Serves MCP clients, where `http.mcp` is on."""
     peer_events: Job | None = None
@@ -120,6 +124,8 @@ class Gateway:
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
         self.publisher.outbox.delivery.start(self.tasks)
         self.input.start_transactions()
+        if self.past is not None:
+            self.past.restore()
         self.notifier.status("starting: loading the model")
         await self._or_failure(self.input.recover())
         await self.engine.start(self.connect, self._on_event, self._on_engine_gone)
@@ -134,6 +140,8 @@ class Gateway:
         self.tasks.start(COMMIT, self.input.commit_periodically, returns=True)
         if self.frequent is not None:
             self.tasks.start(FREQUENT, self.frequent, restarts=True)
+        if self.past is not None:
+            self.tasks.start(PAST, self.past.run, restarts=True)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.liveness.is_alive))
         self.notifier.ready(self._serving())
@@ -199,12 +207,14 @@ class Gateway:
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.drain(min(1.0, drain_s))
-        await self.tasks.stop(PEER_EVENTS, FREQUENT)
+        await self.tasks.stop(PEER_EVENTS, FREQUENT, PAST)
         await self.peers.stop()
         clean = await self.engine.stop(max(0.5, deadline - time.monotonic()))
         self.pending.engine_gone("the daemon stopped")
         outgoing = self.publisher.outbox.delivery
         await outgoing.stop(max(0.5, deadline - time.monotonic()))
+        if self.past is not None:
+            await self.past.save()
         await self.input.close(deadline)
         left = outgoing.waiting
         for route in self.routes:
@@ -268,8 +278,7 @@ class Gateway:
             case TokensCounted() | PromptViewed():
                 self.pending.on_event(event)
             case protocol.EngineReady():
-                for name in self.sessions.states:
-                    self.sessions.halt(name, name in event.halted)
+                self.sessions.engine_ready(event.halted)
                 self.publisher.streams.name(*event.streams)
                 self.input.engine_ready(event.positions)
                 self.store.set("foretick_engine_up", 1)

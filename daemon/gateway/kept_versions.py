@@ -5,7 +5,7 @@ so that a client asks for what has changed since it asked last: new versions, an
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -34,6 +34,8 @@ class KeptVersions:
         """By number: revision, and what is packed."""
         self._newest = 0
         self._packed_bytes = 0
+        self._as_of = self._known_until = -1
+        """Event times: of the newest version there was, and up to which there may be the same ones again."""
         self.revision = time.time_ns() // 1_000_000
 
     @property
@@ -50,11 +52,34 @@ class KeptVersions:
         """Closes are units of 10^-``scale``, written with ``decimals`` decimals."""
         self._decimals, self._scale = decimals, scale
 
-    def committed(self, version: int, as_of: int, close: int | None) -> None:
-        """There is a version. ``close``: as in `daemon.protocol.Committed`.
+    def packed(self) -> list[bytes]:
+        """All of them, for `restore`."""
+        return [packed for _, packed in self._versions.values()]
+
+    def restore(self, packed: Sequence[bytes]) -> None:
+        """Begin with what an earlier daemon kept. Raises ValueError, with nothing changed."""
+        found = sorted(map(_unpack, packed), key=lambda each: each.data_version)
+        for each in found[-self._most :] if self._most else ():
+            self._newest, self._as_of = each.data_version, max(self._as_of, each.as_of)
+            self._put(each)
+
+    def again(self) -> None:
+        """The session is read again, from somewhere before its newest version."""
+        self._known_until = self._as_of
+
+    def committed(self, version: int, as_of: int, close: int | None, *, history: bool = False) -> None:
+        """There is a version. ``close`` and ``history``: as in `daemon.protocol.Committed`.
 
         An engine that starts again may begin with a lower number: those from there on are made again.
+        What is read again and was answered before is kept, under the number that it had.
         """
+        if as_of > self._known_until:
+            self._known_until = -1
+        elif history:
+            return
+        else:
+            self._forget(as_of)
+        self._as_of = max(self._as_of, as_of)
         if not self._most:
             return
         for number in [n for n in self._versions if n >= version] if version <= self._newest else ():
@@ -85,6 +110,12 @@ class KeptVersions:
         """The versions with a change behind this revision, the oldest first; all where it is not ours."""
         after = revision if revision <= self.revision else 0
         return tuple(_unpack(packed) for number, packed in self._versions.values() if number > after)
+
+    def _forget(self, as_of: int) -> None:
+        """Versions from this event time on are made again, perhaps under other numbers."""
+        known = ((number, _unpack(packed)) for number, (_, packed) in self._versions.items())
+        for number in [number for number, each in known if each.as_of >= as_of]:
+            self._drop(number)
 
     def _change(self, version: int, change: Callable[[PastVersion], PastVersion]) -> None:
         if version in self._versions:

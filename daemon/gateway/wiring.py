@@ -48,6 +48,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.past_files import PastFiles
 from daemon.gateway.past_requests import PastRequests
 from daemon.gateway.patterns import Patterns, silent_ns
 from daemon.gateway.peer_events import PeerEvents
@@ -198,6 +199,7 @@ def make_gateway(
         http=http,
         query=query,
         agents=None if agents is None else agents.run,
+        past=_past_files(base.config, data),
         exporter=base.exporter,
         access=base.access,
         events=data.events,
@@ -405,6 +407,13 @@ def _frequent(config: Config, data: _DataWay, store: MetricStore) -> FrequentAsk
     if not config.flash.standing_after:
         return None
     return FrequentAsks(config.flash, data.sessions, data.questions, store)
+
+
+def _past_files(config: Config, data: _DataWay) -> PastFiles | None:
+    """Where what sessions keep of their versions is stored, unless nothing is."""
+    if not (config.recovery.interval and config.http.kept_versions):
+        return None
+    return PastFiles(config.recovery.path, data.sessions, data.inputs.serves)
 
 
 def _others(data: _DataWay) -> frozenset[str]:

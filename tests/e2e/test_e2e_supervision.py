@@ -29,13 +29,14 @@ TASKS = [
     "engine watch",
     "http server",
     "ingest",
+    "kept versions",
     "publish DLQ records to test",
     "publish aaa to test",
     "query leases",
     "query socket",
     "watchdog",
 ]
-RESTARTED = {"query leases", "query socket"}
+RESTARTED = {"kept versions", "query leases", "query socket"}
 THREADS = ["data-plane", "device-worker", "heartbeat"]
 
 

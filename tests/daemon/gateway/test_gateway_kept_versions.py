@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
@@ -78,6 +79,10 @@ def test_they_are_the_newest_of_all_whatever_comes(
     assert kept.since(0) == plain.since(0)
     assert kept.since(begun + seen) == plain.since(seen)
     assert kept.revision == begun + plain.changes
+    restored = KeptVersions(most)
+    restored.restore(kept.packed())
+    assert restored.since(0) == plain.since(0)
+    assert restored.span == kept.span
     found = [each.data_version for _, each in plain.versions]
     assert kept.span == ((found[0], found[-1]) if found else (0, 0))
     packed = sum(
@@ -107,3 +112,46 @@ def test_nothing_is_kept_where_none_is_asked_for() -> None:
     kept.answered(replace(ANSWER, data_version=1))
     kept.labelled("trend", 1, "UP")
     assert (kept.since(0), kept.span, kept.size_bytes) == ((), (0, 0), 0)
+
+
+def kept_until(version: int) -> KeptVersions:
+    """Versions from 1 on, ten units of event time apart."""
+    kept = KeptVersions(10)
+    for number in range(1, version + 1):
+        kept.committed(number, 10 * number, None)
+    return kept
+
+
+def numbers_of(kept: KeptVersions) -> list[int]:
+    return [each.data_version for each in kept.since(0)]
+
+
+def test_what_is_read_again_is_not_kept_twice() -> None:
+    """An engine that goes on from somewhere before gives it other numbers, and does not answer it."""
+    kept = kept_until(5)
+    kept.again()
+    for number, as_of in ((6, 30), (7, 40), (8, 50)):
+        kept.committed(number, as_of, None, history=True)
+    assert numbers_of(kept) == [1, 2, 3, 4, 5]
+    kept.committed(9, 60, None)
+    kept.committed(10, 50, None)  # a correction
+    kept.committed(11, 50, None, history=True)  # not again
+    assert numbers_of(kept) == [1, 2, 3, 4, 5, 9, 10, 11]
+
+
+def test_what_is_answered_again_is_made_again() -> None:
+    kept = kept_until(5)
+    kept.again()
+    kept.committed(6, 30, None, history=True)
+    kept.committed(7, 40, None)
+    assert numbers_of(kept) == [1, 2, 3, 7]
+    assert kept.span == (1, 7)
+
+
+def test_what_is_no_version_is_refused_whole() -> None:
+    kept = kept_until(2)
+    whole = kept.packed()
+    other = KeptVersions(10)
+    with pytest.raises(ValueError):  # noqa: PT011  # msgspec's own
+        other.restore([*whole, whole[0][:-1]])
+    assert other.since(0) == ()
