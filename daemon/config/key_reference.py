@@ -41,8 +41,8 @@ A file of its own, named by `tenants.file`. See [tenants](tenants.md).
 _LIMITS = """\
 ## Limits that follow
 
-Nobody sets these: each is its key times a factor, rounded down, and at least what it is with the key's
-default. `foretick check` says what they are.
+They have no key of their own: each is another key times a factor, rounded down, and at least what it is with
+that key's default. `foretick check` says what they are.
 
 | limit | key | factor | with its default |
 |---|---|---|---|

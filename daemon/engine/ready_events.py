@@ -13,7 +13,7 @@ from scheduler.scheduler import Scheduler
 
 
 class ReadyEvents:
-    """On the scheduler's thread. ``tokens``: see `ReadyPosition`; without any, nothing is told."""
+    """On the scheduler's thread. ``tokens``: see `ReadyPosition`; without any, there are no events."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ _TRACE = "foretick_trace"
 MAX_ROWS = 1024
 """Most rows of a captured pass; in larger ones arithmetic hides the launches."""
 _SHAPES = 5
-"""Passes of equal rows that are told apart at a time: by sampled rows, and by what attention reads."""
+"""Kinds of passes of equal rows that are captured: by sampled rows, and by what attention reads."""
 
 Replay = Callable[[], torch.Tensor]
 """Runs a pass. A captured one replays its launches, with its result at the same address each time."""

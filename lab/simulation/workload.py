@@ -35,7 +35,7 @@ class Retrieval:
     grows: bool = False
     """Prompts are as long as their chunks are many, by rank; else the two are independent."""
     late: bool = True
-    """The last list arrives when the search ends; else it came before, and the end brings no more."""
+    """The last list arrives when the search ends; else it came before."""
 
     def size(self, rng: Random, chunks: int) -> int:
         """Tokens of a finished prompt of `chunks` chunks."""
