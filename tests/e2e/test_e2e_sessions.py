@@ -177,7 +177,8 @@ async def test_300_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: P
     found = {}
     for blocks in (0, 1500):
         spill = Duration(50_000_000 if blocks else 0)
-        pool = PoolConfig(blocks=blocks, idle_spill=spill, spill_dir=str(tmp_path / str(blocks)))
+        folder = str(tmp_path / str(blocks))
+        pool = PoolConfig(blocks=blocks, host_blocks=0, idle_spill=spill, spill_dir=folder)
         own = sessions(*symbols, retention_tokens=128)
         async with running(one_question(sessions=own, pool=pool)) as daemon:
             for n in range(5):

@@ -151,9 +151,8 @@ class Soak:
         """
         pids = [daemon.pid for daemon in self.daemons] + [pid for _, pid in self.lives]
         files = [str(path.relative_to(self.folder)) for path in self.temporary.glob("*foretick*")]
-        unfinished = [
-            path.name for path in self.snapshots.iterdir() if path.suffix not in (".snapshot", ".gaps")
-        ]
+        kept = (".snapshot", ".gaps", ".past")
+        unfinished = [path.name for path in self.snapshots.iterdir() if path.suffix not in kept]
         return [*shared_memory(pids), *files, *unfinished, *sorted(self._filed() - set(SESSIONS))]
 
     def _filed(self) -> set[str]:
