@@ -40,7 +40,14 @@ class Questions:
         now = {name: list(state.questions) for name, state in self._sessions.states.items()}
         if now == self._wanted(config):
             return config
-        questions = tuple(table_of(question, name) for name, asked in now.items() for question in asked)
+        rules = {(each.text, each.choices, each.pack): each.rule for each in config.questions}
+        questions = tuple(
+            msgspec.structs.replace(
+                table_of(asked, name), rule=rules.get((asked.text, asked.choices or (), asked.pack), "")
+            )
+            for name, questions in now.items()
+            for asked in questions
+        )
         return msgspec.structs.replace(config, standing="none", questions=questions)
 
     async def unreadable(self, config: Config) -> Mapping[str, str]:

@@ -203,6 +203,14 @@ async def test_an_engine_that_is_started_again_gets_the_questions_as_they_are(ri
     assert [question.name for question in asked["aaa"]] == ["trend"]
 
 
+async def test_an_engine_that_is_started_again_labels_by_the_same_rules(rig: Rig) -> None:
+    asked = msgspec.structs.replace(ASKED, rule="trend.toml")
+    ruled = msgspec.structs.replace(rig.config, questions=(asked,))
+    rig.sessions.questions_set("bbb", [*rig.sessions.states["bbb"].questions, UP])
+    found = {(q.name, *q.sessions): q.rule for q in rig.questions.configured(ruled).questions}
+    assert found == {("trend", "aaa"): "trend.toml", ("trend", "bbb"): "trend.toml", ("up", "bbb"): ""}
+
+
 async def test_a_reply_after_the_client_gave_up_is_still_true(rig: Rig) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
