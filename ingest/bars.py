@@ -159,7 +159,8 @@ class Feeds:
 
 
 Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated", "dropped"]
-_COUNTS: tuple[Count, ...] = get_args(Count)
+COUNTS: tuple[Count, ...] = get_args(Count)
+"""See `BarBuilder.counts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +188,13 @@ def received_before(bars: Bars, session: int, now_ns: int) -> None:
 
 def reads_of(bars: Bars) -> list[tuple[ReadRange, ...]]:
     """Where the records of each bar were read; of an empty bar, those of the bar before it."""
-    rows = zip(bars["streams"].tolist(), bars["firsts"].tolist(), bars["lasts"].tolist(), strict=True)
+    streams, firsts, lasts = bars["streams"], bars["firsts"], bars["lasts"]
+    if streams[:, 0].all() and not streams[:, 1].any():  # as usual: each is of one stream
+        rows = zip(streams[:, 0].tolist(), firsts[:, 0].tolist(), lasts[:, 0].tolist(), strict=True)
+        return [(ReadRange(*each),) for each in rows]
     return [
-        (ReadRange(streams[0], firsts[0], lasts[0]),)
-        if streams[0] and not streams[1]
-        else tuple(ReadRange(*each) for each in zip(streams, firsts, lasts, strict=True) if each[0])
-        for streams, firsts, lasts in rows
+        tuple(ReadRange(*each) for each in zip(*of_bar, strict=True) if each[0])
+        for of_bar in zip(streams.tolist(), firsts.tolist(), lasts.tolist(), strict=True)
     ]
 
 
@@ -518,7 +520,7 @@ class BarBuilder:
         again = np.asarray(reread)
         mine["had_streams"] = np.where(again[:, np.newaxis], mine["streams"], 0)
         mine["had_offsets"], mine["had_part"] = mine["offsets"], mine["part"]
-        for name in (*_COUNTS, "events"):
+        for name in (*COUNTS, "events"):
             mine[name] = 0
         for number in np.flatnonzero(~again & (mine["streams"][:, 0] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
@@ -546,10 +548,11 @@ class BarBuilder:
         return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
 
     @property
-    def events(self) -> npt.NDArray[np.uint64]:
-        """Records since the start that are in no bar, uint64 [sessions, kinds], in the order of EVENTS."""
-        firsts = self._sessions["first_feed"]
-        return np.add.reduceat(self._feeds["events"], firsts) if len(firsts) else self._feeds["events"]
+    def totals(self) -> npt.NDArray[np.int64]:
+        """Records since the start by session, int64 [sessions, COUNTS and EVENTS], in this order."""
+        columns = *(self._feeds[name] for name in COUNTS), self._feeds["events"]
+        of_feeds, firsts = np.column_stack(columns).astype(np.int64), self._sessions["first_feed"]
+        return np.add.reduceat(of_feeds, firsts) if len(firsts) else of_feeds
 
     @property
     def halted(self) -> list[bool]:

@@ -18,6 +18,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ingest.backlog import Backlog, TapeWindow
@@ -34,6 +35,7 @@ from ingest.bar_kernel import (
     Bars,
 )  # fmt: skip
 from ingest.bars import (
+    COUNTS,
     BarBuilder,
     BarPolicy,
     Count,
@@ -76,16 +78,16 @@ _OF_RECORD = [
 _REPORT_NS = 60_000_000_000
 """Shortest time between two lines of the log on late records of a session."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
-_COUNTED: Mapping[str, Count] = {
-    "records_late": "late",
-    "records_ignored": "ignored",
-    "price_jumps": "jumps",
-    "records_in_snapshot": "repeated",
-    "records_duplicate": "duplicates",
-    "records_in_bars": "taken",
-    "records_dropped": "dropped",
+_COUNTED: Mapping[Count, str] = {
+    "late": "records_late",
+    "ignored": "records_ignored",
+    "jumps": "price_jumps",
+    "repeated": "records_in_snapshot",
+    "duplicates": "records_duplicate",
+    "taken": "records_in_bars",
+    "dropped": "records_dropped",
 }
-"""What the builder counts of a session's records, by metric."""
+"""The metrics of what the builder counts of a session's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,7 @@ class SessionSpec:
     """Of its model; None: the plane's."""
 
 
-@dataclass(frozen=True, slots=True)
-class TapeRecord:
+class TapeRecord(msgspec.Struct, frozen=True, gc=False):
     """One whole record of a tape (the line of a bar, or of an event) with its provenance.
 
     Of its newest tick, in ns: `ts_last_event` is the exchange time, `ts_source` the wall clock when the
@@ -282,18 +283,13 @@ class _Session:
         self.waiting.set(0)  # an engine before this one may have ended while some waited
         self._growths = {
             name: metrics.growth(f"foretick_{name}_total", session=spec.name)
-            for name in (
-                *_COUNTED,
-                "bars_skipped",
-                "bars_rounded",
-                "records_amended",
-                "volumes_saturated",
-                "anchors",
-            )
+            for name in ("bars_skipped", "bars_rounded", "records_amended", "volumes_saturated", "anchors")
         }
-        self._events = [
-            metrics.growth("foretick_events_total", session=spec.name, kind=kind) for kind in EVENTS
+        self._records = [
+            *(metrics.growth(f"foretick_{_COUNTED[each]}_total", session=spec.name) for each in COUNTS),
+            *(metrics.growth("foretick_events_total", session=spec.name, kind=kind) for kind in EVENTS),
         ]
+        """In the order of `BarBuilder.totals`."""
         self.halted = False
         self.change(spec)
 
@@ -325,15 +321,11 @@ class _Session:
         """Its trading has halted, or goes on."""
         self.halted = is_halted
 
-    def count_events(self, totals: Sequence[int]) -> None:
-        """Note the totals of its events, by kind."""
-        for growth, total in zip(self._events, totals, strict=True):
+    def count_records(self, totals: Sequence[int], late_event: int) -> None:
+        """Note its row of `BarBuilder.totals`, and the event time of its newest late record, ns."""
+        for growth, total in zip(self._records, totals, strict=True):
             growth.update(total)
-
-    def count_records(self, late_event: int, **totals: int) -> None:
-        """Note the totals of its records, by metric, and the event time of the newest late one, ns."""
-        self._late, self._late_event = totals["records_late"], late_event
-        self._grow(**totals)
+        self._late, self._late_event = totals[COUNTS.index("late")], late_event
 
     def exclude(self, bars: int) -> None:
         """Drop the next ``bars`` when they close."""
@@ -458,6 +450,8 @@ class DataPlane:
         self._ring, self._tokeniser, self._consumer = ring, tokeniser, consumer
         self._metrics, self._skips, self._clock = metrics, skips, clock
         self._builder = BarBuilder([spec.feeds for spec in specs])
+        self._totals = np.zeros_like(self._builder.totals)
+        """Those that are counted: see `BarBuilder.totals`."""
         texts = self._builder.texts
         self._sessions = [
             _Session(spec, spec.tokeniser or tokeniser, texts, metrics, skips) for spec in specs
@@ -655,6 +649,7 @@ class DataPlane:
                         sessions[-1].change(spec)
             self._sessions = sessions
             self._by_name = {session.spec.name: session for session in sessions}
+            self._totals = np.full_like(self._builder.totals, -1)  # each is counted again
 
     def _held_open(self) -> list[int]:
         """Sessions that are not idle, however long they have no record."""
@@ -699,12 +694,11 @@ class DataPlane:
     def _count_records(self) -> None:
         for growth, total in zip(self._faults, self._builder.faults.tolist(), strict=True):
             growth.update(total)
-        totals = {metric: self._builder.counts(name) for metric, name in _COUNTED.items()}
-        events = self._builder.late_events
-        for session, of_kinds in zip(self._sessions, self._builder.events.tolist(), strict=True):
-            session.count_events(of_kinds)
-        for number, session in enumerate(self._sessions):
-            session.count_records(events[number], **{name: own[number] for name, own in totals.items()})
+        totals, late_events = self._builder.totals, self._builder.late_events
+        grown = (totals != self._totals).any(axis=1)
+        self._totals = totals
+        for number in np.flatnonzero(grown).tolist():
+            self._sessions[number].count_records(totals[number].tolist(), late_events[number])
 
     def _note_halts(self) -> None:
         """Tell the consumer which sessions have halted, or go on."""
@@ -801,7 +795,8 @@ def _tape_records(
     """The tape records of a piece; ``lacking``: flags of their windows."""
     rounded = piece.rounded or [False] * len(piece.lines)
     records = []
-    rows = zip(piece.lines, rounded, lacking, piece.bars[_OF_RECORD].tolist(), origins, strict=True)
+    columns = zip(*(piece.bars[name].tolist() for name in _OF_RECORD), strict=True)
+    rows = zip(piece.lines, rounded, lacking, columns, origins, strict=True)
     for tokens, shows, lacks, bar, origin in rows:
         event, source, ring, closed, ring_wait, leg, flags, opened = bar[:8]
         first_price, high, low, last_price, volume, volume_high, volume_low = bar[8:]

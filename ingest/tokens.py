@@ -215,8 +215,14 @@ def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:
     price_unit = 10 ** (spec.price_scale - spec.price_decimals)
     volume_unit = 10 ** (NANO - spec.volume_decimals)
     _fill_tokens(bars, spec.price_decimals, spec.volume_decimals, price_unit, volume_unit, *tables, out, ends)
+    return _split(out, ends)
+
+
+def _split(out: Ids, ends: npt.NDArray[np.int64]) -> list[list[int]]:
+    """Ids of each line, which end at ``ends``."""
     starts = [0, *ends.tolist()]
-    return [out[a:b].tolist() for a, b in pairwise(starts)]
+    ids: list[int] = out[: starts[-1]].tolist()
+    return [ids[a:b] for a, b in pairwise(starts)]
 
 
 def compact_line(fields: Sequence[int]) -> str:
@@ -229,8 +235,7 @@ def look_up_groups(groups: GroupTable, fields: Fields) -> list[list[int]]:
     out = np.empty(len(fields) * MAX_COMPACT_TOKENS, np.int32)
     ends = np.empty(len(fields), np.int64)
     _fill_groups(fields, groups.three, groups.newline, out, ends)
-    starts = [0, *ends.tolist()]
-    return [out[a:b].tolist() for a, b in pairwise(starts)]
+    return _split(out, ends)
 
 
 def build_groups(encode: Encode, seed: int = 0) -> GroupTable | None:

@@ -157,12 +157,13 @@ class BlockAllocator:
         for start, stop in runs:
             references = self._references[start:stop]
             references -= 1
-            if not references.any():
+            shared = np.count_nonzero(references)
+            if not shared:
                 self._free_run(start, stop)
                 continue
             for owner in self._owners:
                 owner.after_release(start, stop)
-            if references.all():
+            if shared == stop - start:
                 continue
             for first, last in _free_runs(self._references, start, stop):
                 self._free_run(first, last)
@@ -203,12 +204,11 @@ class BlockAllocator:
 
     def _fit(self, blocks: int) -> Run:
         """The end of the smallest hole that fits, else the whole of the largest."""
-        fitting = [i for i, hole in enumerate(self._free) if hole.blocks >= blocks]
-        if fitting:
-            index = min(fitting, key=lambda i: self._free[i].blocks)
-            return self._cut(index, self._free[index].stop - blocks, blocks)
-        index = max(range(len(self._free)), key=lambda i: self._free[i].blocks)
-        return self._cut(index, self._free[index].start, self._free[index].blocks)
+        sizes = [stop - start for start, stop in self._free]
+        fitting = min((size for size in sizes if size >= blocks), default=0)
+        index = sizes.index(fitting or max(sizes))
+        start, stop = self._free[index]
+        return self._cut(index, stop - blocks, blocks) if fitting else self._cut(index, start, stop - start)
 
     def _cut(self, index: int, start: int, blocks: int) -> Run:
         hole, taken = self._free[index], Run(start, start + blocks)

@@ -1,6 +1,8 @@
 """What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,6 +12,7 @@ from daemon.config.schema import Config, ModelConfig
 from daemon.engine.question_packs import EnginePacks
 from engine.model.chat_format import PromptFormat
 from engine.model.revision import CALIBRATION
+from engine.model.terse import Terse
 from feeds.connector import SettingError
 from flash.acting import ActDecision, Acting, SessionActing, risk_of
 from flash.confidence import (
@@ -38,6 +41,8 @@ from scheduler.tapes import TapeItem
 
 MEMORY = 256
 """Answers over which a session's mean gap is taken, with weights that fall exponentially."""
+_KNOWN = 1_024
+"""Questions whose text in the calibration is remembered."""
 
 
 def calibration_of(
@@ -77,7 +82,8 @@ class Confidence:
         packs: EnginePacks | None = None,
     ) -> None:
         """``emit``: tells of a label."""
-        self._settings, self._prompt, self._calibration = config.model, prompt, calibration
+        self._settings, self._calibration = config.model, calibration
+        self._listed = lru_cache(_KNOWN)(partial(_listed, prompt.terse))
         self._store, self._emit, self._packs = store, emit, packs
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
@@ -269,16 +275,13 @@ class Confidence:
             return self._packs.fitted(question) if self._packs else None
         if self._calibration is None or not question.choices:
             return None
-        return self._calibration.find(self._asked(question), question.choices, numbered)
+        return self._calibration.find(self._listed(question.text, question.name), question.choices, numbered)
 
-    def _asked(self, question: Question) -> str:
-        """As the calibration lists it: a terse model knows questions by name too."""
-        terse = self._prompt.terse
-        if terse is None:
-            return question.text
-        for asked in (question.text, question.name):
-            try:
+
+def _listed(terse: Terse | None, text: str, name: str) -> str:
+    """A question's text as the calibration lists it: a terse model knows questions by name too."""
+    if terse is not None:
+        for asked in (text, name):
+            with suppress(ValueError):
                 return terse.find(asked).text
-            except ValueError:
-                continue
-        return question.text
+    return text

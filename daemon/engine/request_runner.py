@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from msgspec import structs
+
 from daemon.api.generation import (
     Begun,
     CancelGeneration,
@@ -156,7 +158,7 @@ class RequestRunner:
     def restore(self, session: str, version: int, record: TapeRecord) -> None:
         """A session goes on from ``version``, whose ``record`` another process received."""
         ring = time.monotonic_ns() - max(0, time.time_ns() - record.ts_source)
-        self._records[session] = {version: replace(record, ts_ring=ring, ts_closed=0)}
+        self._records[session] = {version: structs.replace(record, ts_ring=ring, ts_closed=0)}
 
     def refuses(self, session: str) -> bool:
         """Whether questions about a session are refused while its bars are read again."""

@@ -1,6 +1,8 @@
 """What the engine's parts keep for each session: made, changed, saved, restored and removed in one place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from daemon.config.schema import SessionConfig
 from daemon.engine.answers import StandingAnswers, Versions
@@ -70,7 +72,7 @@ class SessionParts:
             return None
         anchor = newest.anchor
         return PartsState(
-            newest=replace(newest, anchor=None),
+            newest=structs.replace(newest, anchor=None),
             stale_records=self.refresher.stale_records(tape),
             rolled=self.rollups.cut(tape),
             asked=self.answers.cut(name),

@@ -9,13 +9,13 @@ a gap behind the snapshot.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from daemon.config.fingerprint import quality_settings
 from daemon.config.schema import Config, SessionConfig
@@ -77,7 +77,9 @@ class PartsState(msgspec.Struct, frozen=True):
     @property
     def record(self) -> TapeRecord:
         """The newest record, with its anchor. Raises ValueError where that is none."""
-        return self.newest if self.anchor is None else replace(self.newest, anchor=Anchor.of(*self.anchor))
+        if self.anchor is None:
+            return self.newest
+        return structs.replace(self.newest, anchor=Anchor.of(*self.anchor))
 
 
 class SavedSession(msgspec.Struct, frozen=True):

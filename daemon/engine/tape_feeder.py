@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from msgspec import structs
+
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import Rolls, rolls_of
 from daemon.engine.build import Built
@@ -234,7 +236,7 @@ class _Fed:
         else:
             answered = history.take(record.bar.leg, record.bar.ts_open)
         self.unanswered += not answered
-        record = replace(
+        record = structs.replace(
             record,
             ordinal=self.bars,
             closed=history.closed,

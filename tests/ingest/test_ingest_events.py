@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.bar_kernel import ACTED, BAR, EVENT, HALTED, NEWS, RESETS, Bars
-from ingest.bars import BarBuilder, BarPolicy, one_each
+from ingest.bars import COUNTS, BarBuilder, BarPolicy, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.events import event_line, event_tokens, events_code
 from ingest.feed_rules import BITS
@@ -125,7 +125,7 @@ def test_where_events_stand_among_the_bars(
         shown.append((kind, int(row["ts_open"]), flags))
     assert shown == Reference(policy, treatments).rows(found)
     counted = [sum(each.kind == TEXT + n for each in found) for n in range(len(EVENTS))]
-    assert builder.events.tolist() == [counted]
+    assert builder.totals[:, len(COUNTS) :].tolist() == [counted]
     assert sum(counted) + sum(sum(builder.counts(name)) for name in ("taken", "late")) == len(found)
 
 
@@ -314,4 +314,4 @@ def test_an_event_that_came_before_is_a_duplicate() -> None:
     builder = BarBuilder(one_each(1, BarPolicy(10)))
     rows = builder.update(writer.records, 0)
     assert (rows["ts_open"].tolist(), builder.counts("duplicates")) == ([5, 6], [1])
-    assert builder.events.tolist() == [[2, 0, 0, 0]]
+    assert builder.totals[:, len(COUNTS) :].tolist() == [[2, 0, 0, 0]]
