@@ -23,7 +23,8 @@ def test_kafka_to_bars_counts_every_bar() -> None:
     assert [f.setting["stage"] for f in found] == list(kafka.STAGES)
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
-    assert found[1].reference == found[0].ours
+    assert [f.against for f in found] == [against for against, _ in kafka.STAGES.values()]
+    assert all(f.ratio for f in found if f.against)
 
 
 @pytest.mark.rotated(3, "benchmarks in their smallest size")
