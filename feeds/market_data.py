@@ -194,6 +194,7 @@ class AnswerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer says of the data that it was read from, and of how sure it is.
 
     ``as_of`` is the event time of the newest record in the data version; the three ages are that record's.
+    ``uncalibrated``: why ``probability`` and ``choice_set`` are null (see `flash.confidence.UNCALIBRATED`).
     ``act``: of a question with `max_error`, whether that is kept if this answer is acted on, and
     ``abstain_reason`` why not (see `flash.acting`).
     ``logit_gap`` is of the first token. Without a session the members about data are null.
@@ -208,6 +209,7 @@ class AnswerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     choice: str | None = None
     probability: float | None = None
     choice_set: tuple[str, ...] | None = None
+    uncalibrated: str | None = None
     act: bool | None = None
     abstain_reason: str | None = None
     logit_gap: float = 0.0

@@ -21,6 +21,16 @@ import msgspec
 
 COVERAGE = 0.9
 """Share of choice sets that contain the right answer, by default."""
+UNCALIBRATED = {
+    "not_calibrated": "run foretick calibrate, with --question FILE for a question of your own",
+    "by_number": "run foretick calibrate --placement numbered, or set flash.placement to ephemeral",
+    "off": "remove calibration = 'off' of the model",
+    "free_text": "give the question choices",
+    "provisional": "ask without the open bars: provisional = false",
+    "ready_exit": "ask with early_exit = 0",
+    "no_session": "ask about a session",
+}
+"""Why an answer has neither probability nor choice set, and what gives it both."""
 
 
 class CalibrationError(ValueError):

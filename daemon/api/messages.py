@@ -434,8 +434,8 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
-    `probability`, `choice_set` and `act` are those of an `Answer`; None where the question has no
-    calibration, and `act` where it has no `max_error`.
+    `probability`, `choice_set` and `act` are those of an `Answer`; None where `uncalibrated` says why, and
+    `act` where the question has no `max_error`.
     `cached`: a standing question's answer, ready before the request. The flag `ready_exit` says that this is
     the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
     request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the

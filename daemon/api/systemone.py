@@ -117,8 +117,9 @@ class DecisionRequest(msgspec.Struct, frozen=True):
 class _Read(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer was read from, as in an answer of ours; null, and left out, without a session.
 
-    ``x_probability`` is the calibrated one of the likeliest option, ``x_choice_set`` its conformal set, and
-    ``x_act`` whether to act on it: as the question's `max_error` says, else whether that set has one option.
+    ``x_probability`` is the calibrated one of the likeliest option, ``x_choice_set`` its conformal set,
+    ``x_uncalibrated`` why there is neither, and ``x_act`` whether to act on it: as the question's `max_error`
+    says, else whether that set has one option.
     """
 
     x_session: str | None = None
@@ -129,6 +130,7 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     x_daemon_age_ns: int | None = None
     x_probability: float | None = None
     x_choice_set: tuple[str, ...] | None = None
+    x_uncalibrated: str | None = None
     x_act: bool | None = None
     x_cached: bool = False
     x_flags: tuple[str, ...] = ()
@@ -306,7 +308,7 @@ def _read(done: Finished) -> dict[str, Any]:
     if act is None and found.choice_set is not None:
         act = len(found.choice_set) == 1 and "abstained" not in found.flags
     own = {"session", "data_version", "as_of", "staleness_ns", "source_age_ns", "daemon_age_ns",
-           "probability", "choice_set", "cached", "flags"}  # fmt: skip
+           "probability", "choice_set", "uncalibrated", "cached", "flags"}  # fmt: skip
     return {f"x_{name}": getattr(found, name) for name in own} | {"x_act": act}
 
 

@@ -17,8 +17,8 @@ from feeds.source import Incoming, Partition
 
 COLUMNS = (
     "as_of", "session", "symbol", "question", "data_version", "text", "value", "choice", "probability",
-    "choice_set", "act", "abstain_reason", "logit_gap", "flags", "model", "model_revision", "published_at",
-    "staleness_ns", "answer_id", "epoch", "sequence",
+    "choice_set", "uncalibrated", "act", "abstain_reason", "logit_gap", "flags", "model", "model_revision",
+    "published_at", "staleness_ns", "answer_id", "epoch", "sequence",
 )  # fmt: skip
 """Members of an answer, in the order of the table's columns; times are ns since 1970."""
 _TEXT_LISTS = ("choice_set", "flags")
@@ -123,7 +123,7 @@ def parquet_schema() -> Any:
 
     texts = (
         *("session", "symbol", "question", "text", "value", "choice"),
-        *("model", "model_revision", "answer_id", "abstain_reason"),
+        *("model", "model_revision", "answer_id", "uncalibrated", "abstain_reason"),
     )
     reals = ("probability", "logit_gap")
     kinds = {

@@ -4,6 +4,7 @@ import click
 
 from daemon.api.messages import AskReply
 from daemon.cli.options import endpoint_option, query
+from flash.confidence import UNCALIBRATED
 
 
 @click.command("ask")
@@ -59,6 +60,8 @@ def shown(reply: AskReply, session: str) -> str:
     judged = ""
     if reply.probability is not None and reply.choice_set is not None:
         judged = f"probability {reply.probability:.3f}, choice set {{{', '.join(reply.choice_set)}}}, "
+    elif reply.choice is not None and reply.uncalibrated in UNCALIBRATED:
+        judged = f"no probability ({reply.uncalibrated}: {UNCALIBRATED[reply.uncalibrated]}), "
     if reply.act is not None:
         judged += "act, " if reply.act else f"do not act ({reply.abstain_reason}), "
     return (

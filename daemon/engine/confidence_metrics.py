@@ -181,6 +181,14 @@ class Confidence:
         asked = question.hash
         return self._judge(fitted, session, asked, logits, given, self._acting[session].known(asked))[0]
 
+    def uncalibrated(self, question: Question | None) -> str:
+        """Why an answer of closed bars to it was not judged: a key of `UNCALIBRATED`."""
+        if question is None or not question.choices:
+            return "no_session" if question is None else "free_text"
+        if self._settings.calibration == "off":
+            return "off"
+        return "by_number" if self._fitted(question) else "not_calibrated"
+
     def of_standing(
         self,
         standing: Standing,

@@ -166,7 +166,7 @@ class RequestRunner:
 
     def metadata(self, session: str, version: int) -> ReplyMetadata:
         """What is known of an answer read from the newest ``version``, whatever it is; the gap is 0."""
-        return self._metadata(session, version, self.record(session, version), None, 0.0, None)
+        return self._metadata(session, version, self.record(session, version), None, 0.0, "ready_exit")
 
     def remove(self, session: str) -> None:
         """A session is removed."""
@@ -373,6 +373,7 @@ class RequestRunner:
         judged = None
         if prompt.question is not None and prompt.labels.is_flat:
             judged = self._confidence.of(asked.session, prompt.question, samples[0].logits, choice)
+        known = judged or self._confidence.uncalibrated(prompt.question)
         flag = UNREAD if self._format.terse is not None and not asked.session else ""
         gap = best - second
         return Finished(
@@ -383,7 +384,7 @@ class RequestRunner:
             prompt_tokens=_prompt_tokens(first),
             reused_tokens=first.cached_tokens,
             answer_tokens=sum(each.computed_tokens for each in requests[1:]) + len(requests),
-            metadata=self._metadata(asked.session, first.version, record, choice, gap, judged, flag),
+            metadata=self._metadata(asked.session, first.version, record, choice, gap, known, flag),
             times=times_of(record) if record else None,
             scores=tuple(scores),
             passes=passes_of(first),
@@ -507,7 +508,8 @@ class RequestRunner:
         sample = request.samples[0]
         if question is not None:
             judged = self._confidence.of(session, question, sample.logits, choice)
-        return self._metadata(session, request.version, record, choice, sample.gap, judged)
+        known = judged or self._confidence.uncalibrated(question)
+        return self._metadata(session, request.version, record, choice, sample.gap, known)
 
     def _metadata(
         self,
@@ -516,10 +518,14 @@ class RequestRunner:
         record: TapeRecord | None,
         choice: str | None,
         gap: float,
-        judged: Judged | None,
+        known: Judged | str,
         flag: str = "",
     ) -> ReplyMetadata:
-        """What is known of an answer read from ``version``, with one more ``flag``; the gateway adds ages."""
+        """What is known of an answer read from ``version``, with one more ``flag``; the gateway adds ages.
+
+        ``known``: its confidence, or why there is none.
+        """
+        judged = None if isinstance(known, str) else known
         flags: dict[Flag, bool] = {
             "warm_up": bool(session) and self._rebuilding(session),
             "untrained": self._built.loaded.untrained,
@@ -534,6 +540,7 @@ class RequestRunner:
             choice=choice,
             probability=judged.probability if judged else None,
             choice_set=judged.choice_set if judged else None,
+            uncalibrated=known if isinstance(known, str) else None,
             act=judged.act if judged else None,
             abstain_reason=judged.abstain_reason if judged else None,
             logit_gap=gap,

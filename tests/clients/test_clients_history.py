@@ -39,7 +39,7 @@ def moment(at_s: int) -> datetime:
 def row(n: int, session: str, question: str, at_s: int) -> dict[str, Any]:
     known = {"as_of": at_s * SECOND, "session": session, "symbol": SYMBOLS[session], "question": question}
     said = {"data_version": n, "text": "UP" if n % 3 else "DOWN", "flags": ["replay"] if n % 2 else []}
-    judged = ("choice", "probability", "choice_set", "act", "abstain_reason", "logit_gap")
+    judged = ("choice", "probability", "choice_set", "uncalibrated", "act", "abstain_reason", "logit_gap")
     others = ("value", *judged, "model", "model_revision")
     rest = ("published_at", "staleness_ns", "answer_id", "epoch", "sequence")
     return {**dict.fromkeys((*others, *rest)), **known, **said}

@@ -24,6 +24,7 @@ from feeds.file_format import FileFormat, RecordFormat, TimeFormat, load_format
 from feeds.market_data import Answer, Bar, Flag, Record
 from feeds.recorded_file import read_records
 from feeds.zmq_feed import Header
+from flash.confidence import UNCALIBRATED
 from flash.question import PAPER_SIX
 from metrics.catalogue import REASONS, STAGES
 from tapes.question_file import read_question
@@ -107,6 +108,11 @@ def test_the_answer_example_shows_every_member() -> None:
     assert question.choices is not None
     assert answer.choice in question.choices
     assert answer.latency.total_ns == answer.daemon_age_ns
+
+
+def test_every_reason_without_a_probability_says_what_gives_one() -> None:
+    written = page("docs/protocol.md")
+    assert [code for code, what in UNCALIBRATED.items() if f"| `{code}` | {what} |" not in written] == []
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {

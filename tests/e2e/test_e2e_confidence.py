@@ -76,6 +76,8 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
         }
     others = [answer for answer in daemon.answers() if answer.question != "trend"]
     assert all(answer.probability is None and answer.choice_set is None for answer in others)
+    assert {answer.uncalibrated for answer in others} == {"not_calibrated"}
+    assert {answer.uncalibrated for answer in trend} == {None}
     assert not any("abstained" in answer.flags for answer in others)
     assert len(trend) == 30
     for answer in trend:
@@ -136,6 +138,8 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
     assert "abstained" in cached.flags
     assert "abstained" in computed.flags
     assert all(each.probability is None and each.choice_set is None for each in others)
+    assert [each.uncalibrated for each in others] == ["not_calibrated", "not_calibrated", "free_text"]
+    assert (cached.uncalibrated, computed.uncalibrated) == (None, None)
     assert not any("abstained" in each.flags for each in others)
 
 

@@ -27,7 +27,7 @@ const none = (value) => value === null || value === undefined;
 
 export const sure = (answer) => none(answer.probability) ? "gap " + answer.logit_gap.toFixed(2) : percent(answer.probability);
 export const surely = (answer) => none(answer.probability)
-  ? "best logit minus the second; the question has no calibration" : "calibrated probability of this choice";
+  ? "best logit minus the second; no probability: " + (answer.uncalibrated ?? "no calibration").replaceAll("_", " ") : "calibrated probability of this choice";
 
 export function setOf(answer) {
   if (none(answer.choice_set)) return "";

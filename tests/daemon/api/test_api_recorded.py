@@ -20,7 +20,7 @@ MADE = ReplyIdentity("0a", 1700000000, "tape", "fp_01")
 FACTS = (
     '{"session":null,"data_version":null,"as_of":null,"staleness_ns":null,"source_age_ns":null,'
     '"daemon_age_ns":null,"choice":null,"probability":null,"choice_set":null,'
-    '"act":null,"abstain_reason":null,"logit_gap":0.5,"untrained":false,'
+    '"uncalibrated":null,"act":null,"abstain_reason":null,"logit_gap":0.5,"untrained":false,'
     '"flags":[],"cached":false,"model":""}'
 )
 DONE = Finished(

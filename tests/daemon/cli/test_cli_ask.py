@@ -22,6 +22,8 @@ def test_an_answer_is_shown_with_what_it_is_worth() -> None:
     judged = shown(up(cached=True, probability=0.8125, choice_set=("UP", "DOWN")), "aaa")
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in judged
     assert ", act, 0.000 s since" in shown(up(act=True), "aaa")
+    unknown = shown(up(uncalibrated="ready_exit"), "aaa")
+    assert "1.250, no probability (ready_exit: ask with early_exit = 0), 0.000 s since" in unknown
     why = shown(up(act=False, abstain_reason="low_confidence"), "aaa")
     assert ", do not act (low_confidence), 0.000 s since" in why
     other = shown(up(session="aaa-words", model="chat"), "aaa")

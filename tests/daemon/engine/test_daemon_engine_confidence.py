@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from daemon.config.schema import Config, FlashConfig, ModelConfig, SessionConfig
 from daemon.engine.confidence_metrics import Confidence
-from flash.confidence import Calibration, QuestionCalibration
+from flash.confidence import UNCALIBRATED, Calibration, QuestionCalibration
 from flash.late_labels import LabelError
 from flash.question import PreparedQuestion, Question
 from flash.registry import BadQuestion, Standing
@@ -30,10 +30,10 @@ BY_TEXT = QuestionCalibration(
 BY_NUMBER = replace(BY_TEXT, temperature=4.0, numbered=True)
 
 
-def confidence(*fitted: QuestionCalibration, remembered: int = 100, abstain_below: float = 0.0) -> Confidence:
+def confidence(*fitted: QuestionCalibration, remembered: int = 100, **model: Any) -> Confidence:
     """Of a session whose prefix has numbered questions, though not always each of them."""
     config = Config(
-        model=ModelConfig(remembered_answers=remembered, abstain_below=abstain_below),
+        model=ModelConfig(remembered_answers=remembered, **model),
         sessions=(SessionConfig(name="a", symbol="V:A"),),
         flash=FlashConfig(placement="frozen"),
     )
@@ -63,6 +63,16 @@ def test_an_answer_is_judged_and_labelled_as_it_was_asked(
     assert refused(judge, 3) == "not_calibrated"
     assert judge.label(STANDING, 2, "UP").right
     assert refused(judge, 2) == "repeated"
+
+
+def test_there_is_always_a_reason_where_nothing_is_judged() -> None:
+    judge = confidence(BY_TEXT)
+    other, free = (dataclasses.replace(TREND, choices=each) for each in (("UP", "FLAT"), None))
+    found = [judge.uncalibrated(each) for each in (TREND, other, free, None)]
+    assert found == ["by_number", "not_calibrated", "free_text", "no_session"]
+    off = confidence(calibration="off")
+    assert off.uncalibrated(TREND) == "off"
+    assert {*found, "off"} <= UNCALIBRATED.keys()
 
 
 def test_each_way_of_asking_has_its_own_calibration() -> None:
