@@ -50,12 +50,17 @@ def read_question(path: Path) -> Rule:
         raise QuestionError(f"{path}: {error}") from error
 
 
+def checked(choices: tuple[str, ...]) -> tuple[str, ...]:
+    """The choices. Raises ValueError for some that cannot be."""
+    if not 2 <= len(choices) <= MAX_CHOICES or len(set(choices)) < len(choices) or "" in choices:
+        raise ValueError(f"a question has 2 to {MAX_CHOICES} choices, each another one and none empty")
+    return choices
+
+
 def rule_of(question: QuestionFile) -> Rule:
     """The question with its labeller. Raises ValueError for choices or expressions that cannot be."""
     sources = (question.rule,) if isinstance(question.rule, str) else question.rule
-    choices = question.choices
-    if not 2 <= len(choices) <= MAX_CHOICES or len(set(choices)) < len(choices) or "" in choices:
-        raise ValueError(f"a question has 2 to {MAX_CHOICES} choices, each another one and none empty")
+    choices = checked(question.choices)
     if len(sources) != len(choices) - 1:
         raise ValueError(f"{len(choices)} choices need {len(choices) - 1} rules, not {len(sources)}")
     horizon = question.horizon
@@ -74,7 +79,7 @@ def rule_of(question: QuestionFile) -> Rule:
     def label(levels: Levels) -> Labels:
         found = _labels(rules, where, levels)
         known = _known(question.name, horizon, longest, levels)
-        return Labels(np.where(known, found.value, np.int8(UNDEFINED)), found.margin)
+        return Labels(np.where(known, found.value, np.int16(UNDEFINED)), found.margin)
 
     read = (*rules, *([where] if where else ()))
     bars, timed = max(each.lookback for each in read) + 1, any(each.reads_time for each in read)
@@ -106,13 +111,13 @@ def _labels(rules: Sequence[Expression], where: Expression | None, levels: Level
     if where is not None:
         asked = where.condition(levels)
         defined = defined & asked.defined & asked.truth
-    value = np.full(levels.close.shape, len(rules), np.int8)
+    value = np.full(levels.close.shape, len(rules), np.int16)
     nearest = np.full(levels.close.shape, np.inf)
     for number, each in reversed(list(enumerate(found))):
-        value = np.where(each.truth, np.int8(number), value)
+        value = np.where(each.truth, np.int16(number), value)
         nearest = np.where(each.truth, np.abs(each.margin), np.minimum(nearest, np.abs(each.margin)))
     margin = np.where(value == 0, nearest, -nearest)
-    return Labels(np.where(defined, value, UNDEFINED).astype(np.int8), margin)
+    return Labels(np.where(defined, value, UNDEFINED).astype(np.int16), margin)
 
 
 def check_labels(rule: Rule, tapes: Iterable[Levels]) -> None:

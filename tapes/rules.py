@@ -59,7 +59,7 @@ class Labels(NamedTuple):
     rule's unit, positive on the side of the first choice.
     """
 
-    value: npt.NDArray[np.int8]
+    value: npt.NDArray[np.int16]
     margin: Floats
 
 
@@ -69,7 +69,7 @@ class Rule:
 
     ``text`` is how it is asked; ``means`` says when the first choice is right; it needs at least ``bars``
     bars; ``unit`` is that of the margin; ``timed``: it reads the time of day; ``horizon``: bars after which
-    its label is known, 0 at once.
+    its label is known, 0 at once; ``partial``: only some of the bars that have a right answer have a label.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Rule:
     unit: str = "R"
     timed: bool = False
     horizon: int = 0
+    partial: bool = False
 
 
 def lag(x: Ints, k: int) -> Ints:
@@ -123,7 +124,7 @@ def _enough(levels: Levels, bars: int) -> Flags:
 
 def _binary(margin: Floats, defined: Flags) -> Labels:
     """The first choice where the margin is above 0, the second one elsewhere."""
-    return Labels(np.where(defined, np.where(margin > 0, 0, 1), UNDEFINED).astype(np.int8), margin)
+    return Labels(np.where(defined, np.where(margin > 0, 0, 1), UNDEFINED).astype(np.int16), margin)
 
 
 def _traded(levels: Levels, bars: int) -> Flags:
@@ -236,7 +237,7 @@ def _range_location(x: Levels) -> Labels:
     value = np.where(share > 2 / 3, 0, np.where(share < 1 / 3, 2, 1))
     defined = _enough(x, LOOKBACK) & (high > low)
     margin = np.where(value == 0, share - 2 / 3, np.where(value == 2, share - 1 / 3, share - 0.5))
-    return Labels(np.where(defined, value, UNDEFINED).astype(np.int8), 6 * margin)
+    return Labels(np.where(defined, value, UNDEFINED).astype(np.int16), 6 * margin)
 
 
 def _flow(x: Levels) -> Labels:

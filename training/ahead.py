@@ -1,8 +1,8 @@
-"""Questions about what comes next, on recorded bars: asked in time order, and scored walk-forward."""
+"""Questions about what comes next, or with a file of labels: asked in time order, and scored walk-forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -26,7 +26,9 @@ _VOLATILITY = 20
 
 @dataclass(frozen=True)
 class History:
-    """A recorded file's bars, and the number of each at which is asked: every ``stride``."""
+    """A recorded file's bars, and the number of each at which is asked: every ``stride``, perhaps of those
+    that have a label.
+    """
 
     bars: Bars
     spec: CompactSpec
@@ -42,6 +44,13 @@ class History:
             bars = bars[bars["ts_last_event"] <= until_ns]
         stride = max(-(-(len(bars) - window + 1) // labels), 1)
         return cls(bars, spec, window, np.arange(window - 1, len(bars), stride), stride)
+
+    def labelled(self, rules: Sequence[Rule], labels: int) -> History:
+        """About ``labels`` of the bars that have a label of one of these at least."""
+        every = replace(self, ends=np.arange(self.window - 1, len(self.bars)))
+        ends = every.ends[np.any([every.labels(rule) != UNDEFINED for rule in rules], axis=0)]
+        stride = max(-(-len(ends) // labels), 1)
+        return replace(self, ends=ends[::stride], stride=stride)
 
     def shown(self, end: int) -> tuple[Levels, str]:
         """What is known at a bar: the window that ends there, and the header of its anchor."""
@@ -110,7 +119,7 @@ def _decisions(history: History, rule: Rule, label: Ints, logits: Floats, featur
     bar = history.ends[known]
     at = history.bars["ts_last_event"][bar].astype(np.int64)
     return Decisions(
-        rule.name, rule.text, rule.choices, rule.horizon, bar, at, logits, label[known], features
+        rule.name, rule.text, rule.choices, max(rule.horizon, 1), bar, at, logits, label[known], features
     )
 
 

@@ -1,4 +1,4 @@
-"""What `foretick evaluate` and `calibrate` do with questions about what comes next."""
+"""What `foretick evaluate` and `calibrate` do with questions that are asked in time order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluate_ahead(
     embargo: int | None,
 ) -> None:
     """Ask, score walk-forward, and show the cards. ``model``: its name and revision."""
-    history = History.of(source, window, labels)
+    history = _history(reader, source, window, labels)
     settings: dict[str, list[AheadScores]] = {}
     console = Console(width=None if Console().is_terminal else 140)
     for placement in dict.fromkeys(placements):
@@ -60,12 +60,19 @@ def calibrate_ahead(
         until_ns = int(parse_instant(until)) if until else 0
     except ValueError as error:
         raise click.UsageError(f"--until: {error}") from None
-    history = History.of(source, window, labels, until_ns)
+    history = _history(reader, source, window, labels, until_ns)
     found = []
     for placement in dict.fromkeys(placements):
         setting = Setting(placement, 1, window)
         found += fit_ahead(_ask(reader, history, setting), history, setting.numbered)
     return found
+
+
+def _history(reader: Reader, source: Recorded, window: int, labels: int, until_ns: int = 0) -> History:
+    """Where is asked: evenly, or at labels that were given by hand."""
+    history = History.of(source, window, labels, until_ns)
+    by_hand = [rule for rule in reader.asked.rules if rule.partial]
+    return history.labelled(by_hand, labels) if by_hand else history
 
 
 def _ask(reader: Reader, history: History, setting: Setting) -> list[Decisions]:

@@ -132,7 +132,8 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
         ),
         _option(
             "--question", "questions", type=_FILE, multiple=True,
-            help="A question of your own with its rule, in TOML, in place of the eighteen; may be repeated.",
+            help="A question of your own with its rule, labeller or labels, in TOML, in place of the "
+            "eighteen; may be repeated.",
         ),
     )  # fmt: skip
     for option in reversed(options):
@@ -199,8 +200,8 @@ def evaluate(
     `simple` a plain guess from the last bars. ECE, `at 80 %` (share right among the most confident 80 %) and
     `covered` (choice sets with the right answer) are of calibrated probabilities where there are any.
 
-    A question with a horizon is asked in the order of a recorded --tape, and scored walk-forward: every test
-    fold by what its past had fitted, whatever --calibration says.
+    A question with a horizon, or with a file of labels, is asked in the order of a recorded --tape, and
+    scored walk-forward: every test fold by what its past had fitted, whatever --calibration says.
     """
     import msgspec
     from rich.progress import Progress
@@ -218,7 +219,7 @@ def evaluate(
     if early_exit:
         _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
         return
-    if model.asked.horizon:
+    if model.asked.in_time:
         from training.ahead_commands import evaluate_ahead
 
         evaluate_ahead(model, source, placements, window, labels, (name, revision), json_file, **ahead)
@@ -252,8 +253,8 @@ def _evaluate_exits(
     from training.early_exit import ask_all, report, table
     from training.served import Served
 
-    if not isinstance(model, Served) or model.asked.horizon:
-        why = "a model that a daemon serves, and for no question with a horizon"
+    if not isinstance(model, Served) or model.asked.in_time:
+        why = "a model that a daemon serves, and for no question that is asked in time order"
         raise click.UsageError(f"--early-exit is for {why}")
     console = _console()
     with Progress(console=console, transient=True) as progress:
@@ -269,7 +270,7 @@ def _evaluate_exits(
 @_asked
 @_option("--out", type=_WRITTEN, help="Default: calibration.json in the directory.")
 @_option("--seed", type=_int(0), default=2, help="Seed of generated tapes.")
-@_option("--until", default="", help="Questions about what comes next: fit on bars up to this time only.")
+@_option("--until", default="", help="With a horizon or a file of labels: fit on bars up to this time only.")
 def calibrate(
     path: Path,
     tape: str,
@@ -290,8 +291,8 @@ def calibrate(
     its own, as models answer less well by number. Generated tapes are drawn from training's ranges with
     seeds of their own, so that `foretick evaluate` shows what a shift costs. The file is for this model and
     its line schema only; the daemon refuses it for another. With --question it keeps what the file has of
-    other questions. A question with a horizon is fitted on the first half of a recorded --tape and scored on
-    the second one, and the file says until when.
+    other questions. A question with a horizon, or with a file of labels, is fitted on the first half of a
+    recorded --tape and scored on the second one, and the file says until when.
     """
     from flash.confidence import Calibration, write_calibration
     from training.calibrate import fit  # a missing library comes before the model
@@ -304,12 +305,12 @@ def calibrate(
         raise click.UsageError("--out is needed where --model is a file")
     target = out or path / "calibration.json"
     kept = _read_calibration(path, revision, model.lines, target) if questions else None
-    if model.asked.horizon:
+    if model.asked.in_time:
         from training.ahead_commands import calibrate_ahead
 
         found = calibrate_ahead(model, source, placements, window, labels, until)
     elif until:
-        raise click.UsageError("--until is for questions about what comes next, which have a horizon")
+        raise click.UsageError("--until is for questions with a horizon, or with a file of labels")
     else:
         found = _fit(fit, model, source, placements, window, labels, max_tapes)
     if not found:
@@ -373,15 +374,16 @@ def _asked_of(files: tuple[Path, ...], source: Any, window: int) -> Any:
     from itertools import islice
 
     from tapes.expressions import ExpressionError
-    from tapes.question_file import QuestionError, check_labels, read_question
+    from tapes.question_file import QuestionError, check_labels
     from training.batches import Vocabulary
+    from training.taught_question import read_labelled
 
     if not files:
         return None
     try:
-        rules = [read_question(file) for file in files]
-        if any(rule.horizon for rule in rules):
-            return _asked_ahead(rules, source)
+        rules = [read_labelled(file, window, source) for file in files]
+        if any(rule.horizon or rule.partial for rule in rules):
+            return _asked_in_time(rules, source)
         drawn = [each.levels for each in islice(source.batches(Vocabulary(), 2 * window, window), _TRIED)]
         for rule in rules:
             check_labels(rule, drawn)
@@ -399,12 +401,12 @@ def _of_own(rules: list[Any]) -> Any:
     return Asked(tuple(rules), exact=False)
 
 
-def _asked_ahead(rules: list[Any], source: Any) -> Any:
-    """Questions about what comes next; their labels are tried on the tape as it is read."""
+def _asked_in_time(rules: list[Any], source: Any) -> Any:
+    """About what comes next, or with labels of some bars; labels are tried on the tape as it is read."""
     from training.sources import Recorded
 
-    if not all(rule.horizon for rule in rules):
-        raise click.ClickException("questions with a horizon and without one go in two runs")
+    if not all(rule.horizon or rule.partial for rule in rules):
+        raise click.ClickException("questions with a horizon or a file of labels and others go in two runs")
     if not isinstance(source, Recorded):
         why = "of a generated tape means nothing: give a recorded file, --tape FILE --format FORMAT"
         raise click.ClickException(f"what comes next {why}")

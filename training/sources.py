@@ -268,9 +268,9 @@ class Asked:
         return (*(rule.text for rule in self.rules), *([EXACT_VALUE.text] if self.exact else []))
 
     @property
-    def horizon(self) -> int:
-        """Bars after which all labels are known; 0 at once."""
-        return max((rule.horizon for rule in self.rules), default=0)
+    def in_time(self) -> bool:
+        """Questions are asked in time order, where they have labels: about what comes next, or by hand."""
+        return any(rule.horizon or rule.partial for rule in self.rules)
 
     def rule(self, question: int) -> Rule | None:
         """Of a question by its index; None of `exact_value`."""

@@ -15,8 +15,9 @@ import numpy as np
 from feeds.timestamps import parse_instant
 from ingest.bar_kernel import Bars
 from ingest.compact import CENTRE
-from tapes.question_file import MAX_CHOICES, QuestionError, QuestionFile, rule_of
+from tapes.question_file import QuestionError, QuestionFile, checked, rule_of
 from tapes.rules import UNDEFINED, VOLUMES, Ints, Labels, Levels, Rule
+from training.sources import Recorded, Source
 
 Kind = Literal["rule", "labeller", "labels"]
 _COLUMNS = ["time", "symbol", "answer"]
@@ -46,7 +47,27 @@ class TaughtQuestion:
 
 
 def read_taught(path: Path, window: int) -> TaughtQuestion:
-    """Read a question for a model that reads ``window`` bars. Raises QuestionError."""
+    """Read a question for the tape model, which reads ``window`` bars. Raises QuestionError."""
+    question = read_own(path, window)
+    if why := _unreadable(question.rule, window):
+        raise QuestionError(f"{path}: {why}")
+    return question
+
+
+def _unreadable(rule: Rule, window: int) -> str:
+    """Why the tape model cannot read the answers off what it is shown; "" where it can."""
+    if rule.horizon:
+        why = "it looks ahead, and what comes next cannot be read off the bars that are shown"
+        return f"{why}: ask a language model, and score it with `foretick evaluate`"
+    if rule.timed:
+        return "its rule reads the time of day, which the tape model's lines do not show"
+    if rule.bars > window:
+        return f"its rule reads {rule.bars} bars, and the tape model is shown {window}"
+    return ""
+
+
+def read_own(path: Path, window: int) -> TaughtQuestion:
+    """Read a question for any model; ``window``: bars that it is shown. Raises QuestionError."""
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=TaughtFile)
     except OSError as error:
@@ -59,7 +80,8 @@ def read_taught(path: Path, window: int) -> TaughtQuestion:
     source: dict[str, Any] = msgspec.to_builtins(found)
     try:
         if found.rule:
-            return TaughtQuestion(_by_rule(found, window), "rule", source)
+            fields = {name: getattr(found, name) for name in QuestionFile.__struct_fields__}
+            return TaughtQuestion(rule_of(QuestionFile(**fields)), "rule", source)
         blank = _blank(found)
         if found.labels:
             return TaughtQuestion(blank, "labels", source, path.parent / found.labels)
@@ -68,34 +90,20 @@ def read_taught(path: Path, window: int) -> TaughtQuestion:
         raise QuestionError(f"{path}: {error}") from error
 
 
-def _by_rule(found: TaughtFile, window: int) -> Rule:
-    fields = {name: getattr(found, name) for name in QuestionFile.__struct_fields__}
-    rule = rule_of(QuestionFile(**fields))
-    if rule.horizon:
-        why = "it looks ahead, and what comes next cannot be read off the bars that are shown"
-        raise QuestionError(f"{why}: ask a language model, and score it with `foretick evaluate`")
-    if rule.timed:
-        raise QuestionError("its rule reads the time of day, which the tape model's lines do not show")
-    if rule.bars > window:
-        raise QuestionError(f"its rule reads {rule.bars} bars, and the tape model is shown {window}")
-    return rule
-
-
 def _blank(found: TaughtFile) -> Rule:
     """The question without labels. Raises ValueError."""
-    if not 2 <= len(found.choices) <= MAX_CHOICES or len(set(found.choices)) < len(found.choices):
-        raise ValueError(f"a question has 2 to {MAX_CHOICES} choices, each another one")
     if found.where or found.define or found.horizon or found.max_gap_minutes:
         raise ValueError("where, define, horizon and max_gap_minutes belong to a rule")
 
     def unknown(levels: Levels) -> Labels:
         return _labels(np.full(levels.close.shape, UNDEFINED), None)
 
-    return Rule(found.name, found.text, found.choices, found.labels or found.labeller, "", unknown, 1)
+    means, partial = found.labels or found.labeller, bool(found.labels)
+    return Rule(found.name, found.text, checked(found.choices), means, "", unknown, 1, partial=partial)
 
 
 def _labels(value: Ints, margin: Any) -> Labels:
-    return Labels(value.astype(np.int8), np.zeros(value.shape) if margin is None else margin)
+    return Labels(value.astype(np.int16), np.zeros(value.shape) if margin is None else margin)
 
 
 # A Python labeller.
@@ -169,6 +177,16 @@ def _cut(levels: Levels, first: int, stop: int, every: int = 1) -> Levels:
 
 
 # A file of labels.
+
+
+def read_labelled(path: Path, window: int, source: Source) -> Rule:
+    """The rule of any question, asked about tapes of this source. Raises QuestionError."""
+    question = read_own(path, window)
+    if question.labels is None:
+        return question.rule
+    if not isinstance(source, Recorded):
+        raise QuestionError(f"{path}: its labels are of a recorded file: give --tape and --format")
+    return with_labels(question, source.stretch().everything, source.symbols()).rule
 
 
 def with_labels(question: TaughtQuestion, bars: Bars, symbols: frozenset[str]) -> TaughtQuestion:

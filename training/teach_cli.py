@@ -1,5 +1,6 @@
 """`foretick teach`. Heavy modules are imported on use."""
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,9 @@ def teach(
     if (tape is None) != (form is None):
         raise click.UsageError("--tape and --format go together")
     target, written = out or question.with_suffix(".pack"), card_file or question.with_suffix(".md")
+    for each in (target, written):  # before minutes are spent
+        if not os.access(each.parent, os.W_OK):
+            raise click.ClickException(f"{each} cannot be written: {each.parent} is no directory of yours")
     try:
         run = Run.of(question, directory, None if tape is None else (tape, form or ""), seed, labels)
         result = _taught(run, steps, minutes * 60, began, floor)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapes.expressions import MAX_LENGTH, Expression, ExpressionError, parse
+from tapes.question_file import MAX_CHOICES, QuestionFile, rule_of
 from tapes.rules import RULES, Levels
 from tests.tapes.expression_reference import Shown, truth
 from tests.tapes.reference import Bar
@@ -218,6 +219,13 @@ def test_definitions_stand_for_expressions() -> None:
     long = parse("close > highest(high, 30) - 2 * R")
     assert np.array_equal(short.condition(levels).truth, long.condition(levels).truth)
     assert short.lookback == long.lookback == 29
+
+
+def test_the_last_of_the_most_choices_can_be_right() -> None:
+    choices = tuple(f"C{n}" for n in range(MAX_CHOICES))
+    rule = rule_of(QuestionFile("q", "?", ("close > 2 * high",) * (MAX_CHOICES - 1), choices))
+    value = rule.label(generate(np.random.default_rng(2), 3, 80)).value
+    assert np.all(value == MAX_CHOICES - 1)
 
 
 @pytest.mark.parametrize("name", ["close", "mean", "shown", "2x", "a b", ""])

@@ -1,4 +1,4 @@
-"""Questions about what comes next on recorded bars: what a model is shown, its labels, and the commands."""
+"""Questions that are asked in time order: what a model is shown, their labels, and the commands."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from training.ahead import History, plain_features
 from training.ahead_card import NO_SKILL, AheadReport
 from training.cli import calibrate, evaluate
 from training.sources import Recorded
+from training.taught_question import read_labelled
 
 UP = """
 name = "up"
@@ -176,6 +177,54 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     result = CliRunner().invoke(evaluate, given)
     assert result.exit_code == 1, result.output
     assert message in words(result)
+
+
+BY_HAND = 'name = "mine"\ntext = "Would I buy here?"\nlabels = "mine.csv"\n'
+
+
+def labels_file(folder: Path, tape: Path, every: int = 2) -> dict[int, int]:
+    """A desk's judgement of each ``every``-th bar, with and without a whole window, by the bar's number."""
+    (symbol, *_) = sorted(Recorded(tape, "btc_perp_bars").symbols())
+    rows = tape.read_text().splitlines()[1:]
+    given = {bar: bar // every % 3 > 0 for bar in range(0, len(rows), every)}
+    stamps = {bar: rows[bar].split(",")[0].replace(" ", "T") + "Z" for bar in given}
+    lines = [f"{stamps[bar]},{symbol},{('YES', 'NO')[no]}" for bar, no in given.items()]
+    (folder / "mine.csv").write_text("\n".join(["time,symbol,answer", *lines]) + "\n")
+    return {bar: int(no) for bar, no in given.items()}
+
+
+def test_labels_by_hand_are_asked_where_they_are(tmp_path: Path, tape: Path) -> None:
+    given = {bar: label for bar, label in labels_file(tmp_path, tape).items() if bar >= WINDOW - 1}
+    (tmp_path / "mine.toml").write_text(BY_HAND)
+    rule = read_labelled(tmp_path / "mine.toml", WINDOW, Recorded(tape, "btc_perp_bars"))
+    found = history(tape, 50).labelled([rule], 1_000)
+    assert dict(zip(found.ends.tolist(), found.labels(rule).tolist(), strict=True)) == given
+    some = history(tape).labelled([rule], 30)
+    assert some.ends.tolist() == list(given)[:: some.stride]
+    assert len(some.ends) <= 30 < 2 * len(some.ends)
+
+
+@pytest.mark.usefixtures("few")
+def test_any_model_is_calibrated_and_scored_on_labels_by_hand(tmp_path: Path, tape: Path) -> None:
+    labels_file(tmp_path, tape)
+    out = tmp_path / "c.json"
+    given = arguments(tmp_path, tape, "--labels", 60, question=BY_HAND)
+    result = CliRunner().invoke(calibrate, [*given, "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    fitted = msgspec.json.decode(out.read_bytes(), type=Calibration).find("mine", ("YES", "NO"))
+    assert fitted is not None
+    assert fitted.fitted_until
+    result = CliRunner().invoke(evaluate, [*given, "--folds", "2"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "mine: no skill" in result.output
+
+
+def test_labels_by_hand_need_their_tape(tmp_path: Path, tape: Path) -> None:
+    labels_file(tmp_path, tape)
+    given = arguments(tmp_path, tape, "--tape", "generated", question=BY_HAND)
+    result = CliRunner().invoke(evaluate, given)
+    assert result.exit_code == 1
+    assert "its labels are of a recorded file: give --tape and --format" in words(result)
 
 
 def test_questions_with_a_horizon_and_without_go_apart(tmp_path: Path, tape: Path) -> None:

@@ -187,6 +187,7 @@ def test_a_rule_that_cannot_be_taught_is_refused_before_training(tmp_path: Path,
         ('name = "q"\ntext = "?"\nlabels = "x.csv"\n', "give --tape and --format"),
         ('name = "q"\ntext = "?"\nlabeller = "x.py:f"\n', "x.py:f cannot be loaded"),
         ('name = "q"\ntext = "?"\nlabeller = "x.py"\n', "labeller is FILE.py:FUNCTION"),
+        ('name = "q"\ntext = "?"\nchoices = ["YES", ""]\nlabeller = "x.py:f"\n', "and none empty"),
         (
             'name = "q"\ntext = "?"\nrule = "close > open"\nchoices = ["TALL", "TINY"]\n',
             "begin with the same token",
@@ -326,6 +327,14 @@ def test_a_question_near_one_of_the_model_s_is_taught_in_seconds_and_again_the_s
     result = run(file, *QUICK, "--seed", 1, "--out", tmp_path / "other.pack")
     assert result.exit_code == 0
     assert (tmp_path / "other.pack").read_bytes() != packs[0]
+
+
+def test_a_pack_that_could_not_be_written_is_not_taught(tmp_path: Path) -> None:
+    for option in ("--out", "--card"):
+        result = run(question_of(tmp_path, BREAKOUT), *QUICK, option, tmp_path / "nowhere" / "q")
+        assert result.exit_code == 1
+        assert "q cannot be written" in said(result)
+    assert [each.name for each in tmp_path.iterdir()] == ["q.toml"]
 
 
 def test_what_is_not_learnt_is_refused_with_its_card_and_no_pack(tiny: Path, tmp_path: Path) -> None:
