@@ -22,7 +22,7 @@ import msgspec
 COVERAGE = 0.9
 """Share of choice sets that contain the right answer, by default."""
 UNCALIBRATED = {
-    "not_calibrated": "run foretick calibrate, with --question FILE for a question of your own",
+    "not_calibrated": "run foretick calibrate (--question FILE for your own), or label 400 of its answers",
     "by_number": "run foretick calibrate --placement numbered, or set flash.placement to ephemeral",
     "off": "remove calibration = 'off' of the model",
     "free_text": "give the question choices",

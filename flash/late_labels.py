@@ -14,6 +14,7 @@ import msgspec
 
 from flash.acting import ActDecision, SessionActingState
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
+from flash.learnt_calibration import LearntState
 
 
 class LabelError(ValueError):
@@ -29,13 +30,16 @@ class LabelError(ValueError):
 class JudgedAnswer(NamedTuple):
     """An answer as it was judged: ``logits`` of the choices in order, and the number of the ``given`` one.
 
-    ``decided``: whether it was to be acted on; None where its question has no `max_error`.
+    ``fitted``: None where its question has no calibration of a file or a pack. ``choice_set``: None where it
+    had none. ``decided``: whether it was to be acted on; None where its question has no `max_error`.
     """
 
-    fitted: QuestionCalibration
+    fitted: QuestionCalibration | None
+    choices: tuple[str, ...]
+    numbered: bool
     logits: tuple[float, ...]
     given: int
-    choice_set: tuple[str, ...]
+    choice_set: tuple[str, ...] | None
     decided: ActDecision | None = None
 
 
@@ -44,7 +48,7 @@ class Labelled(NamedTuple):
 
     right: bool
     covered: bool
-    """The choice set, as it was published, had the right choice."""
+    """The choice set, as it was published, had the right choice, or there was none."""
     coverage: float
     """Asked for from now on."""
 
@@ -52,16 +56,20 @@ class Labelled(NamedTuple):
 class AdaptationState(msgspec.Struct, frozen=True):
     """The coverage asked for by the hash of each labelled question, and the ``target`` that it is to keep.
 
-    ``acting``: what labels tell of acting on answers.
+    ``acting``: what labels tell of acting on answers; ``learnt``: of questions without a calibration.
     """
 
     target: float
     asked: dict[str, float]
     acting: SessionActingState = SessionActingState()
+    learnt: tuple[LearntState, ...] = ()
 
 
 class WaitingAnswer(msgspec.Struct, frozen=True):
-    """An answer that waits for its label, as it is saved; what was fitted goes by name and choices."""
+    """An answer that waits for its label, as it is saved; what was fitted goes by name and choices.
+
+    ``name`` is "" where nothing was.
+    """
 
     question: str
     version: int
@@ -70,7 +78,7 @@ class WaitingAnswer(msgspec.Struct, frozen=True):
     numbered: bool
     logits: tuple[float, ...]
     given: int
-    choice_set: tuple[str, ...]
+    choice_set: tuple[str, ...] | None
     decided: ActDecision | None = None
 
 
@@ -131,13 +139,15 @@ class LateLabels:
         answer = self._answers[key]
         if answer is None:
             raise LabelError("repeated", f"the answer of version {version} has its label")
-        choices = answer.fitted.choices
+        fitted, choices = answer.fitted, answer.choices
         if choice not in choices:
             raise LabelError("bad_request", f"{choice!r} is no choice; there are: {', '.join(choices)}")
-        state = self._state(question)
-        self._adapted[question] = state.after(choice in answer.fitted.choice_set(answer.logits, state.asked))
+        if fitted is not None:
+            state = self._state(question)
+            self._adapted[question] = state.after(choice in fitted.choice_set(answer.logits, state.asked))
         self._answers[key] = None
-        return Labelled(choice == choices[answer.given], choice in answer.choice_set, self.coverage(question))
+        covered = answer.choice_set is None or choice in answer.choice_set
+        return Labelled(choice == choices[answer.given], covered, self.coverage(question))
 
     def _forget(self) -> None:
         while len(self._answers) > self._most:

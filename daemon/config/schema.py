@@ -151,8 +151,8 @@ class ModelConfig(Table, frozen=True):
     remembered_answers: Annotated[
         int,
         about(
-            "newest answers with a choice set, of all sessions together, that a label may still come for; "
-            "half a kilobyte each",
+            "newest answers to questions with choices, of all sessions together, that a label may still come "
+            "for; half a kilobyte each",
             ge=0,
         ),
     ] = 100_000

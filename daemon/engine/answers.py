@@ -257,7 +257,8 @@ class StandingAnswers:
         choice, sample = request.chosen(standing.question.choices), request.samples[0]
         decode = decoder(self._decode, standing.prepared, record)
         text = decode(list(request.answer)) if choice is None else choice
-        judged, uncalibrated = None, "provisional"
+        judged = None
+        uncalibrated = "provisional"
         if not _shows_open(done):  # a calibration is of closed bars
             version = done.version if is_new else None
             judged = self._confidence.of_standing(standing, version, sample.logits, choice, request.prompt)

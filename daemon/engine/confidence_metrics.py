@@ -31,6 +31,7 @@ from flash.late_labels import (
     LateLabels,
     WaitingAnswer,
 )
+from flash.learnt_calibration import LearntCalibrations
 from flash.question import Question
 from flash.registry import BadQuestion, Standing
 from ingest.bar_kernel import AMENDS, EVENT, GAP, INCOMPLETE, JUMP, ROLLED
@@ -89,6 +90,7 @@ class Confidence:
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
         self._labels: dict[str, LateLabels] = {}
         self._acting: dict[str, SessionActing] = {}
+        self._learnt: dict[str, LearntCalibrations] = {}
         for session in config.sessions:
             self.add(session.name)
 
@@ -96,12 +98,14 @@ class Confidence:
         """There is another session."""
         self._labels[session] = LateLabels(self._settings.coverage, 0)
         self._acting[session] = SessionActing()
+        self._learnt[session] = LearntCalibrations()
         self._share()
 
     def remove(self, session: str) -> None:
         """A session is removed."""
         self._labels.pop(session, None)
         self._acting.pop(session, None)
+        self._learnt.pop(session, None)
         self._share()
         self._gap_ratio.pop(session, None)
         self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
@@ -125,24 +129,27 @@ class Confidence:
         if question.max_error is None or self._fitted(question) or self._fitted(question, numbered=True):
             return
         raise BadQuestion(
-            f"question {question.name!r}: max_error needs a calibration with its choices, without which its "
-            "answers get no label either: fit one with foretick calibrate, or remove max_error",
+            f"question {question.name!r}: max_error needs a calibration with its choices: "
+            "fit one with foretick calibrate, or remove max_error",
             "max_error",
         )
 
     def keep(self, session: str, standing: Iterable[Standing]) -> None:
-        """A session has these questions: forget what is known of acting on others."""
-        kept = {each.question_hash for each in standing if each.question.max_error is not None}
-        self._acting[session].keep(kept)
+        """A session has these questions: forget what is known of others."""
+        asked = {each.question_hash: each.question.max_error for each in standing}
+        self._acting[session].keep({each for each, limit in asked.items() if limit is not None})
+        self._learnt[session].keep(asked)
 
     def cut(self, session: str) -> AdaptationState:
         """What the labels of a session have adapted."""
-        return replace(self._labels[session].cut(), acting=self._acting[session].cut())
+        acting, learnt = self._acting[session].cut(), self._learnt[session].cut()
+        return replace(self._labels[session].cut(), acting=acting, learnt=learnt)
 
     def restore(self, session: str, cut: AdaptationState) -> None:
         """Go on from a cut."""
         self._labels[session].restore(cut)
         self._acting[session].restore(cut.acting)
+        self._learnt[session] = LearntCalibrations(() if self._settings.calibration == "off" else cut.learnt)
 
     def awaits(self, session: str, question: str, version: int) -> bool:
         """Whether an answer to the question of this hash waits for its label."""
@@ -154,19 +161,18 @@ class Confidence:
         for question, version in keys:
             answer = self._labels[session].waiting(question, version)
             if answer is not None:
-                fitted, logits, given, choice_set, decided = answer
-                known = fitted.name, tuple(fitted.choices), fitted.numbered
-                found.append(WaitingAnswer(question, version, *known, logits, given, choice_set, decided))
+                name = "" if answer.fitted is None else answer.fitted.name
+                found.append(WaitingAnswer(question, version, name, *answer[1:]))
         return tuple(found)
 
     def remember(self, session: str, answers: Iterable[WaitingAnswer]) -> None:
         """Let answers of an earlier engine wait, but for those whose question has no calibration any more."""
         for each in answers:
             known = self._calibration and self._calibration.find(each.name, each.choices, each.numbered)
-            fitted = known or (self._packs and self._packs.find(each.name, each.choices))
-            if fitted:
-                judged = JudgedAnswer(fitted, each.logits, each.given, each.choice_set, each.decided)
-                self._labels[session].remember(each.question, each.version, judged)
+            fitted = known or (self._packs and self._packs.find(each.name, each.choices)) or None
+            if fitted or not each.name:
+                said = each.choices, each.numbered, each.logits, each.given, each.choice_set, each.decided
+                self._labels[session].remember(each.question, each.version, JudgedAnswer(fitted, *said))
 
     def of(
         self, session: str, question: Question, logits: Sequence[float], given: str | None
@@ -175,10 +181,10 @@ class Confidence:
 
         ``logits`` of the choices in their order; ``given``: the chosen one.
         """
-        fitted = self._fitted(question)
+        asked = question.hash
+        fitted = self._fitted(question) or self._learnt_of(session, asked)
         if fitted is None or given is None:
             return None
-        asked = question.hash
         return self._judge(fitted, session, asked, logits, given, self._acting[session].known(asked))[0]
 
     def uncalibrated(self, question: Question | None) -> str:
@@ -202,26 +208,35 @@ class Confidence:
         ``version``: None for an answer that was given before, which is neither. ``prompt``: the tokens that
         asked, the question's own or its number.
         """
-        fitted = self._fitted(standing.question, tuple(prompt) != tuple(standing.prepared.prompt_tokens))
+        numbered = tuple(prompt) != tuple(standing.prepared.prompt_tokens)
+        fitted = self._fitted(standing.question, numbered)
         session, asked = standing.session, standing.question_hash
-        if fitted is None:
+        choices = standing.question.choices
+        if fitted is None and (not choices or self._settings.calibration == "off"):
             self._not_calibrated.add((session, asked))
             return None
         self._not_calibrated.discard((session, asked))
-        if given is None:
+        if given is None or choices is None:
             return None
+        known = fitted or self._learnt_of(session, asked, numbered)
         limit = standing.question.max_error
-        acting = None if limit is None else self._acting[session].question(asked, limit, fitted)
-        found, decided = self._judge(fitted, session, asked, logits, given, acting)
-        if version is None:
+        acting: Acting | None = None
+        found: Judged | None = None
+        decided: ActDecision | None = None
+        if fitted is not None and limit is not None:
+            acting = self._acting[session].question(asked, limit, fitted)
+        if known is not None:
+            found, decided = self._judge(known, session, asked, logits, given, acting)
+        if version is not None:
+            choice_set = found.choice_set if found else None
+            said = choices, numbered, tuple(logits), choices.index(given), choice_set, decided
+            self._labels[session].remember(asked, version, JudgedAnswer(fitted, *said))
+        if version is None or known is None or found is None:
             return found
-        number = fitted.choices.index(given)
-        judged = JudgedAnswer(fitted, tuple(logits), number, found.choice_set, decided)
-        self._labels[session].remember(asked, version, judged)
         if decided is not None:
             self._count(session, decided)
         best, second = sorted(logits, reverse=True)[:2]
-        ratio = (best - second) / fitted.mean_gap if fitted.mean_gap else 1.0
+        ratio = (best - second) / known.mean_gap if known.mean_gap else 1.0
         mean = self._gap_ratio.get(session, ratio)
         self._gap_ratio[session] = mean + (ratio - mean) / MEMORY
         self._store.set("foretick_gap_ratio", self._gap_ratio[session], session=session)
@@ -240,13 +255,18 @@ class Confidence:
                 why = f"{session}/{name} has no calibration with its choices, as it is asked"
                 raise LabelError("not_calibrated", why) from None
             raise LabelError(error.code, f"{session}/{name}: {error}") from None
-        covered = "yes" if found.covered else "no"
-        self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
-        self._store.inc("foretick_labelled_right_total", int(found.right), session=session)
+        assert answer is not None  # or it was refused
+        if answer.choice_set is not None:
+            covered = "yes" if found.covered else "no"
+            self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
+            self._store.inc("foretick_labelled_right_total", int(found.right), session=session)
         self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
         self._emit(protocol.Labelled(session, name, version, choice))
-        limit = standing.question.max_error
-        if answer is not None and answer.decided is not None and limit is not None:
+        limit, right = standing.question.max_error, answer.choices.index(choice)
+        if answer.fitted is None:
+            own = standing.question_hash, answer.numbered
+            self._learnt[session].label(*own, answer.choices, answer.logits, right)
+        elif answer.decided is not None and limit is not None:
             acting = self._acting[session].question(standing.question_hash, limit, answer.fitted)
             acting.label(answer.decided, wrong=not found.right)
             self._store.set("foretick_acted_error_ratio", self._acting[session].error, session=session)
@@ -284,6 +304,11 @@ class Confidence:
         if self._calibration is None or not question.choices:
             return None
         return self._calibration.find(self._listed(question.text, question.name), question.choices, numbered)
+
+    def _learnt_of(self, session: str, asked: str, numbered: bool = False) -> QuestionCalibration | None:
+        """What labels made of the question of this hash, asked so."""
+        known = self._learnt.get(session)
+        return None if known is None else known.find(asked, numbered)
 
 
 def _listed(terse: Terse | None, text: str, name: str) -> str:

@@ -184,7 +184,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
             "bad_request": [("aaa", "tren", 3, "UP"), ("aaa", "trend", 11, "SIDEWAYS")],
             "unknown_session": [("bbb", "trend", 3, "UP")],
             "unknown_version": [("aaa", "trend", 99, "UP")],
-            "not_calibrated": [("aaa", "volume", 3, "YES"), ("aaa", "exact_value", 3, "1")],
+            "not_calibrated": [("aaa", "exact_value", 3, "1")],
             "repeated": [("aaa", PAPER_SIX[0].text, 3, "UP")],
         }
         await feed(daemon, [11])

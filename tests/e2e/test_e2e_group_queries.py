@@ -119,8 +119,8 @@ async def test_any_daemon_serves_the_sessions_of_all(real_kafka: RealKafka, tmp_
         async with AsyncQueryClient(endpoint(both.here)) as client:
             refused = await client.request(Label(1, theirs, name, state.version, "YES"))
         assert isinstance(refused, ErrorReply)
-        assert refused.code == "not_calibrated"
-        assert both.other.store.value("foretick_labels_total", outcome="not_calibrated") == 1
+        assert refused.code == "bad_request"  # UP and DOWN are its choices
+        assert both.other.store.value("foretick_labels_total", outcome="other") == 1
 
         for path, body in (
             ("/v1/chat/completions", {"stream": True}),

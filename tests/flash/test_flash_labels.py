@@ -27,7 +27,8 @@ FITTED = QuestionCalibration(
 def answer(gap: float, coverage: float = TARGET) -> JudgedAnswer:
     """UP by ``gap``, or DOWN if it is negative."""
     logits = (gap, 0.0)
-    return JudgedAnswer(FITTED, logits, int(gap < 0), FITTED.choice_set(logits, coverage))
+    choice_set = FITTED.choice_set(logits, coverage)
+    return JudgedAnswer(FITTED, ("UP", "DOWN"), False, logits, int(gap < 0), choice_set)
 
 
 def test_a_label_says_of_an_answer_what_is_right_covered_and_asked_for_now() -> None:
@@ -45,6 +46,14 @@ def test_a_label_says_of_an_answer_what_is_right_covered_and_asked_for_now() -> 
     both = labels.label("r", 2, "DOWN")
     assert (both.right, both.covered) == (False, True)
     assert labels.largest == labels.coverage("q")
+
+
+def test_without_a_calibration_a_label_adapts_nothing() -> None:
+    labels = LateLabels(TARGET, 10)
+    labels.remember("q", 1, JudgedAnswer(None, ("UP", "DOWN"), False, (1.0, 0.0), 0, None))
+    found = labels.label("q", 1, "DOWN")
+    assert (found.right, found.covered, found.coverage) == (False, True, TARGET)
+    assert labels.cut() == AdaptationState(TARGET, {})
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from daemon.config.schema import Config, FlashConfig, ModelConfig, SessionConfig
 from daemon.engine.confidence_metrics import Confidence
-from flash.confidence import UNCALIBRATED, Calibration, QuestionCalibration
+from flash.confidence import COVERAGE, UNCALIBRATED, Calibration, QuestionCalibration
 from flash.late_labels import LabelError
+from flash.learnt_calibration import LEAST, fitted_on
 from flash.question import PreparedQuestion, Question
 from flash.registry import BadQuestion, Standing
 from metrics.store import MetricStore
@@ -55,12 +56,10 @@ def test_an_answer_is_judged_and_labelled_as_it_was_asked(
     judge = confidence(fitted)
     assert refused(judge, 1) == "unknown_version", "nothing is answered yet"
     assert judge.of_standing(STANDING, 1, LOGITS, "UP", other) is None
-    assert refused(judge, 1) == "not_calibrated"
+    assert judge.label(STANDING, 1, "UP").right, "it is remembered all the same"
     judged = judge.of_standing(STANDING, 2, LOGITS, "UP", asked)
     assert judged is not None
     assert judged.probability == fitted.probabilities(LOGITS)[0]
-    assert judge.of_standing(STANDING, 3, LOGITS, "UP", other) is None
-    assert refused(judge, 3) == "not_calibrated"
     assert judge.label(STANDING, 2, "UP").right
     assert refused(judge, 2) == "repeated"
 
@@ -81,6 +80,31 @@ def test_each_way_of_asking_has_its_own_calibration() -> None:
     expected = [each.probabilities(LOGITS)[0] for each in (BY_TEXT, BY_NUMBER)]
     assert [judged and judged.probability for judged in found] == expected
     assert all(judge.label(STANDING, version, "UP").right for version in (0, 1))
+
+
+def test_labels_calibrate_a_question_without_a_calibration_over_a_restart() -> None:
+    judge, choices = confidence(), ("UP", "DOWN")
+    pairs = [((n % 7 - 3.0, 0.0), n % 7 * 3 % 5 % 2) for n in range(LEAST)]
+    for version, (logits, right) in enumerate(pairs):
+        choice = "UP" if logits[0] > 0 else "DOWN"
+        assert judge.of_standing(STANDING, version, logits, choice, TEXT) is None
+        if version == LEAST // 2:
+            judge, before = confidence(), judge
+            judge.restore("a", before.cut("a"))
+            waits = before.waiting("a", [(TREND.hash, version)])
+            judge.remember("a", waits)
+        assert judge.label(STANDING, version, choices[right]).right == (choice == choices[right])
+    fitted = fitted_on(TREND.hash, choices, pairs, numbered=False)
+    assert fitted is not None
+    judged = judge.of_standing(STANDING, LEAST, LOGITS, "UP", TEXT)
+    assert judged is not None
+    assert judged.probability == fitted.probabilities(LOGITS)[0]
+    assert judged.choice_set == fitted.choice_set(LOGITS, COVERAGE)
+    assert judge.of("a", TREND, LOGITS, "UP") == judged
+    assert judge.of_standing(STANDING, 0, LOGITS, "UP", NUMBER) is None, "asked another way"
+    off = confidence(calibration="off")
+    off.restore("a", judge.cut("a"))
+    assert off.of("a", TREND, LOGITS, "UP") is None
 
 
 def test_an_answer_that_is_repeated_is_judged_and_neither_counted_nor_labelled() -> None:
