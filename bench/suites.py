@@ -26,6 +26,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "cached": ("bench.query.cached:measure", "Cached answers over ZeroMQ and HTTP"),
         "events": ("bench.query.events:measure", "Clients that listen over HTTP"),
         "webhooks": ("bench.query.webhooks:measure", "From a bar's close to a webhook"),
+        "decisions": ("bench.query.decisions:measure", "Ten typed questions in one request"),
         "traced": ("bench.query.traced:measure", "Ready answers with traces"),
         "exits": ("bench.query.exits:measure", "Early exits beside cached hits"),
         "scrape": ("bench.query.scrape:measure", "Metrics by sessions"),

@@ -26,6 +26,7 @@ _QUESTION = schema.QuestionConfig(
     text="Is the last close above or below the close ten bars before it?",
     choices=("UP", "DOWN"),
 )
+SESSION = schema.SessionConfig(name="bench", symbol="BENCH:AAA")
 _SETTLED = 80
 """Bars behind which the window of the tape model is full, and every line has its usual length."""
 
@@ -36,16 +37,16 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     the engine alone, at the same window: a pass that appends a line, and a pass that asks a fork. Times real
     time: minutes of the market a minute.
     """
-    for name, path in _models(run).items():
-        config = _config(path, run.threads)
+    for name, path in models(run).items():
+        config = config_of(path, run.threads)
         use_threads(run.threads)
         model = load(config)
-        bars = run.sized(1000, 30)
-        built, took_s = asyncio.run(_asked(config, model, bars))
+        count = run.sized(1000, 30)
+        built, took_s = asyncio.run(filled(config, model, count))
         alone_s = _passes(built, run.sized(300, 5))
         setting: Setting = {"model": name, "bars in the window": built.tapes["bench"].live_records}
         yield Figure(
-            "a version", took_s * 1e3, "ms", setting=setting, n=bars, against="its two passes",
+            "a version", took_s * 1e3, "ms", setting=setting, n=count, against="its two passes",
             reference=alone_s * 1e3, goal=Goal(1.5),
         )  # fmt: skip
         yield Figure("versions a second", 1 / took_s, setting=setting)
@@ -53,16 +54,18 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         yield Figure("times real time", 60 / took_s, setting=setting, goal=goal)
 
 
-def _models(run: SuiteRun) -> dict[str, str]:
+def models(run: SuiteRun) -> dict[str, str]:
+    """Paths of models by name."""
     if run.quick:
         return {"tape model": ""}
     return {"tape model": "", "80m": str(embedded_directory(**EIGHTY_SHAPE))}
 
 
-def _config(path: str, threads: int) -> schema.Config:
+def config_of(path: str, threads: int) -> schema.Config:
+    """One session of one-minute bars, and a question."""
     return schema.Config(
         model=schema.ModelConfig(path=path, threads=threads),
-        sessions=(schema.SessionConfig(name="bench", symbol="BENCH:AAA"),),
+        sessions=(SESSION,),
         bars=schema.BarsConfig(interval=Duration(_MINUTE)),
         standing="none",
         questions=(_QUESTION,),
@@ -70,7 +73,7 @@ def _config(path: str, threads: int) -> schema.Config:
     )
 
 
-def _messages(count: int) -> list[Incoming]:
+def bars(count: int) -> list[Incoming]:
     """Ready-made bars."""
     found = []
     for n in range(count):
@@ -89,19 +92,19 @@ async def _given(messages: list[Incoming]) -> Batches:
     yield "", messages
 
 
-async def _asked(config: schema.Config, model: Loaded, bars: int) -> tuple[Built, float]:
+async def filled(config: schema.Config, model: Loaded, count: int) -> tuple[Built, float]:
     """The engine behind the last bar, and s a version, those of the first bars excluded."""
     made = Backfill(asked_of(config, "bench", "trend"), Span(0, 1 << 62), Reached())
-    built, count, since = made.build(model), 0, 0.0
-    async with aclosing(made.answers(built, _given(_messages(_SETTLED + bars + 1)), ends=False)) as answers:
+    built, answered, since = made.build(model), 0, 0.0
+    async with aclosing(made.answers(built, _given(bars(_SETTLED + count + 1)), ends=False)) as answers:
         async for answer in answers:
-            count += answer is not None
-            if answer is not None and count == _SETTLED:
+            answered += answer is not None
+            if answer is not None and answered == _SETTLED:
                 since = time.perf_counter()
         took = time.perf_counter() - since
-    if count < _SETTLED + bars - 1:
-        raise MeasurementFailed(f"{count} of {_SETTLED + bars} bars were answered")
-    return built, took / (count - _SETTLED)
+    if answered < _SETTLED + count - 1:
+        raise MeasurementFailed(f"{answered} of {_SETTLED + count} bars were answered")
+    return built, took / (answered - _SETTLED)
 
 
 def _passes(built: Built, repeats: int) -> float:

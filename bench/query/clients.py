@@ -65,6 +65,18 @@ def trips(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:
     pipe.send(seen)
 
 
+def decide(daemon: int, bare: int, body: bytes, pipe: Connection) -> None:
+    """Typed questions to the daemon's port (0), or the same bytes to the bare server (1), as it is told.
+
+    Sends "ready", then the ns of each, and how many of its answers were there before it; ends at None.
+    """
+    ways = _Http(daemon, "/v1/systemone", body), _Http(bare, BARE, body)
+    pipe.send("ready")
+    while (which := pipe.recv()) is not None:
+        reply, ns = timed(ways[which].trip)
+        pipe.send((ns, reply.count(b'"x_cached":true')))
+
+
 def ask(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:
     """Ask, fetch the latest answer and echo; sends "ready", then the ns of each, by name."""
     text, choices = _QUESTION.text, _QUESTION.choices or ()

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import generate_latest
 
-from bench.query import cached, events, scrape, webhooks
+from bench.query import cached, decisions, events, scrape, webhooks
 from bench.run import SuiteRun
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -37,6 +37,14 @@ def test_a_signal_of_every_other_bar_reaches_its_receiver_beside_a_bare_post() -
     assert behind.ratio
     assert whole.ours > behind.ours > 0
     assert figures["bar close to webhook P99"].goal is not None
+
+
+def test_ten_typed_questions_are_beside_a_bare_route_and_one_pass() -> None:
+    figures = {figure.name: figure for figure in decisions.measure(SuiteRun(threads=1, quick=True))}
+    assert all(figure.ours > 0 and figure.ratio for figure in figures.values())
+    assert figures["ready P99"].goal is not None
+    assert figures["right after a bar P50"].goal is not None
+    assert (figures["ready P50"].n, figures["right after a bar P50"].n) == (20, 3)
 
 
 def test_a_scrape_is_beside_the_same_series() -> None:

@@ -1,0 +1,160 @@
+"""System One: ten typed questions about a session in one request, ready and right after a bar."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import uvloop
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bench.data.past import SESSION, bars, config_of, filled, models
+from bench.engine.contenders import append
+from bench.figures import Figure, Goal, Setting, latency
+from bench.query.bare import bare_server
+from bench.query.clients import BARE, decide
+from bench.run import MeasurementFailed, SuiteRun
+from bench.stream.processes import child
+from bench.stream.serving import config, rest, serving
+from daemon.api.systemone import Choice, worded
+from daemon.config import schema
+from daemon.engine.build import Built, load
+from daemon.gateway.gateway import Gateway
+from engine.device import use_threads
+from lab.queued_source import QueuedSource
+from tapes.rules import RULES
+
+_TEN = RULES[:10]
+_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class DecisionsPlan:
+    """``requests`` on one version, and one after each of ``later`` bars, behind ``window`` of them."""
+
+    requests: int = 2_000
+    later: int = 200
+    window: int = 80
+
+
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """`POST /v1/systemone` with ten questions about a session, from a client in a process of its own, to a
+    daemon of two processes. *Ready*: the questions stand, and the version does not change; the reference is a
+    route of a bare Starlette application in the same loop that returns the request. *Right after a bar*: no
+    question stands, and the request is sent as soon as the gateway knows of the bar's version; the reference
+    is one pass of the engine alone, which asks ten forks at the same window.
+    """
+    plan = run.sized(DecisionsPlan(), DecisionsPlan(20, 3))
+    for name, path in models(run).items():
+        model = schema.ModelConfig(path=path, threads=run.threads)
+        setting: Setting = {"model": name}
+        ready, bare = uvloop.run(_ready(plan, model))
+        beside = setting, "", "bare Starlette route", bare
+        yield from latency("ready", ready, *beside, paired=False, goals={0.99: Goal(5.0, of="ours")})
+        asked, passes = uvloop.run(_after_bars(plan, model)), _passes(plan, model)
+        beside = setting, "", "one pass of the engine", passes
+        yield from latency("right after a bar", asked, *beside, paired=False, goals={0.5: Goal(1.3)})
+
+
+async def _ready(plan: DecisionsPlan, model: schema.ModelConfig) -> tuple[list[int], list[int]]:
+    """ns of requests to the daemon, and to the bare server, in turn."""
+    standing = tuple(schema.QuestionConfig(each.name, each.text, each.choices) for each in _TEN)
+    source, ready, returned = QueuedSource("bars"), list[int](), list[int]()
+    async with serving(_settings(model, standing), source) as gateway, bare_server(_ROUTE) as bare:
+        await _filled(gateway, source, plan)
+        with child(decide, gateway.http.port, bare, _body()) as client:
+            for _ in range(plan.requests):
+                ready.append(await _asked(client, 0, ready=len(_TEN)))
+                returned.append(await _asked(client, 1, ready=0))
+            client.send(None)
+    return ready, returned
+
+
+async def _after_bars(plan: DecisionsPlan, model: schema.ModelConfig) -> list[int]:
+    """ns of a request behind each bar."""
+    source, found = QueuedSource("bars"), list[int]()
+    later = bars(plan.window + plan.later)[plan.window :]
+    async with serving(_settings(model), source) as gateway, bare_server(_ROUTE) as bare:
+        await _filled(gateway, source, plan)
+        state = gateway.sessions.states[SESSION.name]
+        with child(decide, gateway.http.port, bare, _body()) as client:
+            for each in later:
+                before, deadline = state.version, time.monotonic() + _WAIT_S
+                source.put([each])
+                while state.version == before:
+                    if time.monotonic() > deadline:
+                        raise MeasurementFailed(f"no version came behind {before}")
+                    await asyncio.sleep(0.0002)
+                found.append(await _asked(client, 0, ready=0))
+            client.send(None)
+    return found
+
+
+def _settings(model: schema.ModelConfig, standing: tuple[schema.QuestionConfig, ...] = ()) -> schema.Config:
+    """Of a daemon on free ports."""
+    lengths = config_of(model.path, model.threads).bars
+    return replace(config(model, [SESSION]), bars=lengths, standing="none", questions=standing)
+
+
+async def _filled(gateway: Gateway, source: QueuedSource, plan: DecisionsPlan) -> None:
+    source.put(bars(plan.window))
+    await rest(gateway)
+
+
+async def _asked(client: Connection, which: int, ready: int) -> int:
+    """ns of one request. Raises MeasurementFailed where another number of answers was ``ready``."""
+    client.send(which)
+    ns, cached = await asyncio.to_thread(client.recv)
+    if cached != ready:
+        raise MeasurementFailed(f"{cached} answers were ready instead of {ready}")
+    return int(ns)
+
+
+def _body() -> bytes:
+    questions = {
+        each.name: {"type": "choice", "instructions": each.text, "criteria": dict.fromkeys(each.choices)}
+        for each in _TEN
+    }
+    state = {"session": SESSION.name}
+    return msgspec.json.encode({"model": "jev-latest", "state": state, "questions": questions})
+
+
+async def _returned(request: Request) -> Response:
+    return Response(await request.body(), media_type="application/json")
+
+
+_ROUTE = Route(BARE, _returned, methods=["POST"])
+
+
+def _passes(plan: DecisionsPlan, settings: schema.ModelConfig) -> list[int]:
+    """ns of one pass that asks ten forks, for each bar that was asked behind."""
+    alone = config_of(settings.path, settings.threads)
+    use_threads(settings.threads)
+    built, _ = asyncio.run(filled(alone, load(alone), plan.later))
+    tokens = [_tokens(built, each.name, each.text, each.choices) for each in _TEN]
+    return [_pass(built, tokens) for _ in range(plan.later + 1)][1:]  # the first one is not measured
+
+
+def _tokens(built: Built, name: str, text: str, choices: Sequence[str]) -> list[int]:
+    if built.prompt.terse is not None:
+        return list(built.prompt.question(name))
+    criteria: dict[str, Any] = dict.fromkeys(choices)
+    return list(built.prompt.question(worded(Choice(instructions=text, criteria=criteria))))
+
+
+def _pass(built: Built, tokens: Sequence[list[int]]) -> int:
+    tape = built.tapes[SESSION.name]
+    began = time.perf_counter_ns()
+    forks = [tape.fork() for _ in tokens]
+    append(built.engine, forks, tokens)
+    for fork in forks:
+        fork.release()
+    return time.perf_counter_ns() - began
