@@ -47,8 +47,8 @@ class Labelled(NamedTuple):
     """What a label says of an answer."""
 
     right: bool
-    covered: bool
-    """The choice set, as it was published, had the right choice, or there was none."""
+    covered: bool | None
+    """The choice set, as it was published, had the right choice; None where there was none."""
     coverage: float
     """Asked for from now on."""
 
@@ -146,7 +146,7 @@ class LateLabels:
             state = self._state(question)
             self._adapted[question] = state.after(choice in fitted.choice_set(answer.logits, state.asked))
         self._answers[key] = None
-        covered = answer.choice_set is None or choice in answer.choice_set
+        covered = None if answer.choice_set is None else choice in answer.choice_set
         return Labelled(choice == choices[answer.given], covered, self.coverage(question))
 
     def _forget(self) -> None:

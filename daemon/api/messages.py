@@ -535,7 +535,8 @@ class QuestionsReply(_Reply, frozen=True, tag="questions_reply"):
 
 
 class LabelReply(_Reply, frozen=True, tag="label_reply"):
-    """What the label says of the answer: it was `right`, its choice set had the right choice (`covered`).
+    """What the label says of the answer: it was `right`, its choice set had the right choice (`covered`;
+    None where it had no choice set).
 
     `coverage` is asked for in the question's later choice sets.
     """
@@ -544,7 +545,7 @@ class LabelReply(_Reply, frozen=True, tag="label_reply"):
     question: str
     data_version: int
     right: bool
-    covered: bool
+    covered: bool | None
     coverage: float
 
 

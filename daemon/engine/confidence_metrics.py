@@ -256,7 +256,7 @@ class Confidence:
                 raise LabelError("not_calibrated", why) from None
             raise LabelError(error.code, f"{session}/{name}: {error}") from None
         assert answer is not None  # or it was refused
-        if answer.choice_set is not None:
+        if found.covered is not None:
             covered = "yes" if found.covered else "no"
             self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
             self._store.inc("foretick_labelled_right_total", int(found.right), session=session)

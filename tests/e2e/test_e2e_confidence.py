@@ -178,6 +178,9 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
         assert (done.exit_code, again.exit_code) == (0, 1)
         assert done.stdout.startswith(f"the answer was wrong, {told} ")
         assert done.stdout.endswith(f"in the choice set; coverage {state.asked:.4f} from now on\n")
+        typed = ["label", "aaa", "volume", "3", "YES", "--endpoint", daemon.endpoint]
+        unjudged = await asyncio.to_thread(invoke, *typed)
+        assert unjudged.stdout.endswith("it had no choice set\n")
         assert again.stderr == "aaa/trend: the answer of version 2 has its label (repeated)\n"
         assert state.asked != COVERAGE
         refused = {
@@ -201,6 +204,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
         values = (await daemon.call("stats")).values
         past = (await daemon.call("versions", "aaa")).versions
     counted = Counter({"right": 3, "wrong": 6, "repeated": 1})
+    counted[unjudged.stdout.removeprefix("the answer was ").partition(";")[0]] += 1
     for code, labels in refused.items():  # rare codes count together
         counted[code if code in LABEL_OUTCOMES else "other"] += len(labels)
     for outcome, n in counted.items():
