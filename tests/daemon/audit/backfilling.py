@@ -128,6 +128,7 @@ def said(answer: Answer) -> tuple[object, ...]:
         answer.logit_gap.hex(),
         answer.probability,
         answer.choice_set,
+        answer.uncalibrated,
         tuple(flag for flag in answer.flags if flag not in OF_MOMENT),
         answer.computed_tokens,
         answer.reused_tokens,
