@@ -308,8 +308,9 @@ def _read(done: Finished) -> dict[str, Any]:
     if act is None and found.choice_set is not None:
         act = len(found.choice_set) == 1 and "abstained" not in found.flags
     own = {"session", "data_version", "as_of", "staleness_ns", "source_age_ns", "daemon_age_ns",
-           "probability", "choice_set", "uncalibrated", "cached", "flags"}  # fmt: skip
-    return {f"x_{name}": getattr(found, name) for name in own} | {"x_act": act}
+           "probability", "choice_set", "cached", "flags"}  # fmt: skip
+    why = found.uncalibrated if found.session else None
+    return {f"x_{name}": getattr(found, name) for name in own} | {"x_act": act, "x_uncalibrated": why}
 
 
 def normalised(scores: Sequence[float]) -> list[float]:

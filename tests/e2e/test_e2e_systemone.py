@@ -109,6 +109,7 @@ async def test_so_are_those_of_a_question_about_a_session(
     assert (found["x_session"], found["x_data_version"], found["x_flags"]) == ("aaa", 4, ["untrained"])
     assert found["x_as_of"] == daemon.state().times.as_of
     assert found["x_staleness_ns"] > 0
+    assert ("x_probability" in found, found["x_uncalibrated"]) == (False, "not_calibrated")
 
 
 @pytest.mark.parametrize("state", [STATE, AAA], ids=["text", "session"])
@@ -155,7 +156,7 @@ async def test_openais_decisions_are_the_same_numbers(daemon: RunningDaemon) -> 
 
 async def test_equal_questions_about_equal_states_are_kept(daemon: RunningDaemon) -> None:
     first, again = [(await asked(daemon, QUESTIONS, "kept"))["choice"] for _ in range(2)]
-    assert "x_cached" not in first
+    assert not {"x_cached", "x_uncalibrated"} & first.keys()
     assert again == first | {"x_cached": True}
 
 
