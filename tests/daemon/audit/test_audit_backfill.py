@@ -76,9 +76,19 @@ def test_records_that_are_dropped_for_their_lateness_are_flagged_alike(seed: int
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["carry", "exact", "rollup"])
-def test_ten_thousand_versions_are_equal(kind: str, model: Loaded) -> None:
-    assert len(check_equal(config_of(kind), messages_of(trades(10_000)), model)) >= 10_000
+@pytest.mark.parametrize(
+    ("kind", "placement"), [("carry", "frozen"), ("exact", "ephemeral"), ("rollup", "frozen")]
+)
+def test_ten_thousand_versions_are_equal(kind: str, placement: str, model: Loaded, tmp_path: Path) -> None:
+    """Late records among them; and over three restarts."""
+    config, messages = config_of(kind, placement), messages_of(trades(10_000))
+    found = check_equal(config, messages, model)
+    assert len(found) >= 10_000
+    for stop_after in (2_500, 2_500, 2_500, 1 << 30):
+        asyncio.run(written(tmp_path, config, model, messages, stop_after))
+    rows = pytest.importorskip("pyarrow.parquet").read_table(tmp_path).to_pylist()
+    told = [(row["data_version"], row["text"], row["logit_gap"], row["answer_id"]) for row in rows]
+    assert sorted(told) == [(each.data_version, each.text, each.logit_gap, each.answer_id) for each in found]
 
 
 def test_versions_outside_the_range_are_made_and_not_asked(model: Loaded) -> None:
