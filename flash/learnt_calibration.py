@@ -9,7 +9,7 @@ as if there had been no restart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -22,6 +22,8 @@ from flash.confidence import QuestionCalibration
 LEAST, LEAST_OF_A_CHOICE = 400, 10
 """Labels, and those of each choice, below which nothing is fitted."""
 MOST, STEP = 1_000, 50
+QUESTIONS = 256
+"""Of one session, paused ones included; the first one is forgotten when there are more."""
 _COLDEST, _HOTTEST = 0.02, 50.0
 
 Pair = tuple[tuple[float, ...], int]
@@ -70,15 +72,13 @@ class LearntCalibrations:
         """Count a label."""
         known = self._known.get((question, numbered))
         if known is None:
+            if len(self._known) == QUESTIONS:
+                del self._known[next(iter(self._known))]
             known = self._known[question, numbered] = _Learning(choices, 0, deque(maxlen=MOST + STEP))
         known.pairs.append((logits, right))
         known.labels += 1
         if known.labels % STEP == 0:
             self._fit(question, numbered, known)
-
-    def keep(self, questions: Collection[str]) -> None:
-        """Forget all others."""
-        self._known = {key: each for key, each in self._known.items() if key[0] in questions}
 
     def cut(self) -> tuple[LearntState, ...]:
         """What is known, to be saved."""

@@ -135,10 +135,9 @@ class Confidence:
         )
 
     def keep(self, session: str, standing: Iterable[Standing]) -> None:
-        """A session has these questions: forget what is known of others."""
-        asked = {each.question_hash: each.question.max_error for each in standing}
-        self._acting[session].keep({each for each, limit in asked.items() if limit is not None})
-        self._learnt[session].keep(asked)
+        """A session has these questions: forget what is known of acting on others."""
+        kept = {each.question_hash for each in standing if each.question.max_error is not None}
+        self._acting[session].keep(kept)
 
     def cut(self, session: str) -> AdaptationState:
         """What the labels of a session have adapted."""

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from flash.confidence import COVERAGE
-from flash.learnt_calibration import LEAST, MOST, STEP, LearntCalibrations, Pair, fitted_on, temperature_of
+from flash.learnt_calibration import (
+    LEAST,
+    MOST,
+    QUESTIONS,
+    STEP,
+    LearntCalibrations,
+    Pair,
+    fitted_on,
+    temperature_of,
+)
 
 CHOICES = ("UP", "FLAT", "DOWN")
 
@@ -64,8 +73,10 @@ def test_nothing_is_fitted_on_too_few_labels() -> None:
     assert known.find("r", numbered=False) is None
     rare = [(logits, 0 if number > 8 else right) for number, (logits, right) in enumerate(pairs)]
     assert told(rare).find("q", numbered=False) is None
-    known.keep({"r"})
-    assert known.find("q", numbered=False) is None
+    for number in range(QUESTIONS):
+        assert known.find("q", numbered=False) is not None
+        known.label(f"r{number}", False, CHOICES, *pairs[0])
+    assert known.find("q", numbered=False) is None, "there are too many questions"
 
 
 @pytest.mark.parametrize("at", [0, LEAST - 1, LEAST, MOST + 2 * STEP + 7])
