@@ -326,7 +326,9 @@ def calibrate(
         questions=[*others, *found],
     )
     write_calibration(target, calibration)
-    click.echo(f"{len(found)} calibrations written to {target}")
+    until = found[0].fitted_until
+    known = f", of labels known at {until}: an answer before it has seen what came" if until else ""
+    click.echo(f"{len(found)} calibrations written to {target}{known}")
 
 
 def _fit(

@@ -153,6 +153,7 @@ def test_calibrate_fits_on_the_past_and_says_until_when(tmp_path: Path, tape: Pa
         given = arguments(tmp_path, cut, "--labels", 40, "--out", out, "--until", until)
         result = CliRunner().invoke(calibrate, given, catch_exceptions=False)
         assert result.exit_code == 0, result.output
+        assert f"of labels known at {until}: an answer before it" in " ".join(result.output.split())
         written.append(msgspec.json.decode(out.read_bytes(), type=Calibration).questions)
     (fitted,) = written[0]
     assert fitted.fitted_until == until
