@@ -167,11 +167,11 @@ class Acting:
         left = min(each.budget_left(self.max_error) for each in levels)
         if left < 0:
             return ActDecision(False, "error_budget", regime, at)
-        aim = _AIM * self.max_error
-        limit = self._least_bin(levels, aim * min(1.0, left / _TIGHT))
+        aim, evidence = _AIM * self.max_error, _evidence(levels, self._prior)
+        limit = _least_bin(evidence, aim * min(1.0, left / _TIGHT))
         if limit is None:
-            is_known = left < _TIGHT and self._least_bin(levels, aim) is not None
-            return ActDecision(False, "error_budget" if is_known else "few_labels", regime, at)
+            reason: AbstainReason = "few_labels" if _least_bin(evidence, aim) is None else "error_budget"
+            return ActDecision(False, reason, regime, at)
         act = at >= limit + int(max(each.offset for each in levels))
         return ActDecision(act, None if act else "low_confidence", regime, at)
 
@@ -183,7 +183,7 @@ class Acting:
         their label at once: whatever the data do.
         """
         levels, at = self._levels(decided.regime), decided.bin
-        certain = self._least_bin(levels, _CERTAIN * self.max_error)
+        certain = _least_bin(_evidence(levels, self._prior), _CERTAIN * self.max_error)
         aim = _AIM * self.max_error
         for each in levels:
             tight = each.budget_left(self.max_error) < _TIGHT
@@ -196,18 +196,6 @@ class Acting:
 
     def _levels(self, regime: str) -> list[RegimeState]:
         return [self._regimes.get(name) or RegimeState() for name in coarser(regime)]
-
-    def _least_bin(self, levels: Sequence[RegimeState], aim: float) -> int | None:
-        """The first bin from which on the error counted is within ``aim``; None: there is none."""
-        seen, wrong = _evidence(levels, self._prior)
-        all_seen = all_wrong = 0.0
-        found = None
-        for at in range(BINS - 1, -1, -1):
-            all_seen += seen[at]
-            all_wrong += wrong[at]
-            if all_wrong + ONE <= aim * (all_seen + ONE):
-                found = at
-        return found
 
 
 class SessionActing:
@@ -262,12 +250,31 @@ class SessionActing:
         self._tracker, self._saved, self._questions = cut.regime, dict(cut.questions), {}
 
 
-def _evidence(levels: Sequence[RegimeState], prior: RegimeState) -> tuple[list[float], list[float]]:
-    """Labels seen and wrong by bin; what comes from a coarser regime, or the calibration, is scaled down."""
+class _Evidence(NamedTuple):
+    """Labels, in all and of wrong answers, by bin."""
+
+    seen: list[float]
+    wrong: list[float]
+
+
+def _evidence(levels: Sequence[RegimeState], prior: RegimeState) -> _Evidence:
+    """What labels say of a regime; what comes from a coarser regime, or the calibration, is scaled down."""
     seen: list[float] = [*prior.seen]
     wrong: list[float] = [*prior.wrong]
     for each in reversed(levels):
         share = min(1.0, _BORROWED * ONE / max(sum(seen), 1.0))
         seen = [own + share * under for own, under in zip(each.seen, seen, strict=True)]
         wrong = [own + share * under for own, under in zip(each.wrong, wrong, strict=True)]
-    return seen, wrong
+    return _Evidence(seen, wrong)
+
+
+def _least_bin(evidence: _Evidence, aim: float) -> int | None:
+    """The first bin from which on the error counted is within ``aim``; None: there is none."""
+    all_seen = all_wrong = 0.0
+    found = None
+    for at in range(BINS - 1, -1, -1):
+        all_seen += evidence.seen[at]
+        all_wrong += evidence.wrong[at]
+        if all_wrong + ONE <= aim * (all_seen + ONE):
+            found = at
+    return found
