@@ -76,7 +76,7 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
         }
     others = [answer for answer in daemon.answers() if answer.question != "trend"]
     assert all(answer.probability is None and answer.choice_set is None for answer in others)
-    assert {answer.uncalibrated for answer in others} == {"not_calibrated"}
+    assert {answer.uncalibrated for answer in others} == {"not_calibrated", "free_text"}
     assert {answer.uncalibrated for answer in trend} == {None}
     assert not any("abstained" in answer.flags for answer in others)
     assert len(trend) == 30

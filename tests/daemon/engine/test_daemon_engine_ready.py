@@ -79,6 +79,7 @@ def test_each_version_is_told_with_its_logit_gap_and_the_answers_that_may_exit()
         metadata = ReplyMetadata(
             session="A",
             data_version=version,
+            uncalibrated="ready_exit",
             logit_gap=0.0,
             untrained=True,
             model="m",
