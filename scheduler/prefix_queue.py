@@ -5,6 +5,10 @@ and each step moves only those whose match changed. The cost of a step depends o
 admits, not on how many wait. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k =
 infinity differs only in its first choice. Several tenants take turns by their weights
 (`scheduler.fair_queue`), and each has an order of its own.
+
+What two prompts share by chance, the first words of two histories, is a few tokens. It saves next to nothing,
+and would put a new prompt before an older one. So `klpm` counts a match in whole blocks, and equal ones go to
+the oldest; `lpm` counts tokens, as SGLang does, on which the paper measured it.
 """
 
 import random
@@ -35,10 +39,10 @@ class _Line:
     def __init__(self) -> None:
         self.step = 0  # of algorithm 1: requests admitted so far
         self.requests: SortedDict[int, Request] = SortedDict()
-        self.by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
+        self.by_match: SortedList[tuple[int, int]] = SortedList()  # (-match, number)
 
     def sort(self, matches: Mapping[int, int]) -> None:
-        """Sort by the match length of each request."""
+        """Sort by the match of each request."""
         self.by_match = SortedList((-match, number) for number, match in matches.items())
 
     def walk(self, k: int | None) -> Iterator[Request]:
@@ -56,16 +60,16 @@ class _Line:
 class PrefixQueue:
     """Waiting requests in the order of algorithm 1, for each tenant on its own.
 
-    ``index`` gives match lengths. ``k`` is called at each walk. Ties of the match go
-    to the oldest. A walk must end before the queue or the cache changes.
+    ``index`` gives match lengths; they count in whole ``unit``s of tokens. ``k`` is called at each walk. Ties
+    of the match go to the oldest. A walk must end before the queue or the cache changes.
     """
 
-    def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
+    def __init__(self, index: PrefixIndex, k: Callable[[], int | None], unit: int = 1) -> None:
         self._index = index
-        self._k = k
+        self._k, self._unit = k, unit
         self._lines: dict[str, _Line] = {}
         self._shares = Shares()
-        self._waiting: dict[int, tuple[_Line, int]] = {}  # with the match length
+        self._waiting: dict[int, tuple[_Line, int]] = {}  # with the match, in units
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -74,7 +78,7 @@ class PrefixQueue:
         """Add a request, or update one whose prompt changed."""
         self.discard(request)
         number, tenant = request.id, request.spec.tenant
-        match = self._index.watch(number, request.prompt, request.spec.salt)
+        match = self._index.watch(number, request.prompt, request.spec.salt) // self._unit
         line = self._lines.setdefault(tenant, _Line())
         self._waiting[number] = line, match
         line.requests[number] = request
@@ -99,7 +103,7 @@ class PrefixQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """Waiting requests in order of admission, by their current matches."""
-        self._apply(self._index.changes())
+        self._apply([(number, match // self._unit) for number, match in self._index.changes()])
         k = self._k()
         lines = {tenant: line for tenant, line in self._lines.items() if line.requests}
         if len(lines) == 1:
@@ -123,11 +127,12 @@ class PrefixQueue:
 
 
 def waiting_order(
-    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None
+    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None, block_size: int = 1
 ) -> tuple[PrefixQueue | None, Callable[[int], None]]:
     """The waiting order of POOL requests, None where their keys are the order; and a callback for TTFTs (ns).
 
-    Raises ValueError when the policy needs an index or a random source that is not given.
+    ``block_size``: of the prefix cache, in tokens. Raises ValueError when the policy needs an index or a
+    random source that is not given.
     """
 
     def ignore(ttft_ns: int) -> None: ...
@@ -136,10 +141,11 @@ def waiting_order(
         return None, ignore
     if index is None:
         raise ValueError(f"policy {ordering.name} needs an index of the prefix cache")
-    if ordering.name != "klpm-adaptive":
-        k = ordering.k if ordering.name == "klpm" else None
-        return PrefixQueue(index, lambda: k), ignore
+    if ordering.name == "lpm":
+        return PrefixQueue(index, lambda: None), ignore
+    if ordering.name == "klpm":
+        return PrefixQueue(index, lambda: ordering.k, block_size), ignore
     if rng is None:
         raise ValueError(f"policy {ordering.name} needs a random source")
     bandit = KBandit(SERVING, rng=rng, first=SERVING.index(2))
-    return PrefixQueue(index, lambda: bandit.k), bandit.observe
+    return PrefixQueue(index, lambda: bandit.k, block_size), bandit.observe

@@ -80,7 +80,7 @@ class Scheduler:
         self._grouping = Grouping() if limits.grouping else None
         self._speculation = Speculation(limits, memory)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
-        order, self._learn = waiting_order(ordering, index, rng)
+        order, self._learn = waiting_order(ordering, index, rng, memory.block_size)
         self.queues = Queues(ordering.key, order)
         self._live = RequestLifecycle(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache
 from regions.streaming_kv import StreamingPrompt
-from scheduler.prefix_queue import PrefixQueue
+from scheduler.policies import Ordering
+from scheduler.prefix_queue import PrefixQueue, waiting_order
+from scheduler.request import Request
 from tests.kit.prompts import next_tokens, remaining
 from tests.lab.theory.online import choose
 
@@ -192,3 +195,34 @@ def test_a_replaced_prompt_is_looked_up_again_and_keeps_its_age() -> None:
     assert [request.id for request in queue] == [2, 3, 1]
     queue.add(Waiting(1, [1]))
     assert [request.id for request in queue] == [1, 2, 3]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30), st.sampled_from([None, 2, 3])
+)
+def test_matches_count_in_whole_blocks(matches: list[tuple[int, int]], k: int | None) -> None:
+    """As the theory's order over the blocks, before and after matches change."""
+    index = Index()
+    queue = PrefixQueue(index, lambda: k, 16)
+    waiting = {number: Waiting(number, [match]) for number, (match, _) in enumerate(matches)}
+    for request in waiting.values():
+        queue.add(request)
+    for _ in range(2):
+        blocks = {number: match // 16 for number, match in index.matches.items()}
+        assert [request.id for request in queue] == expected(waiting, blocks, k, 0)
+        for number, (_, after) in enumerate(matches):
+            index.becomes(number, after)
+
+
+@pytest.mark.parametrize(("name", "order"), [("lpm", [3, 2, 1]), ("klpm", [1, 3, 2])])
+def test_a_few_tokens_by_chance_put_no_prompt_before_an_older_one(name: str, order: list[int]) -> None:
+    """Matches of 16, 17 and 18 tokens, then one of 40: two blocks of 16 are more than one."""
+    index = Index()
+    queue, _ = waiting_order(Ordering(name, 2), cast(PrefixIndex, index), None, 16)
+    assert queue is not None
+    for number, match in ((1, 16), (2, 17), (3, 18)):
+        queue.add(cast(Request, Waiting(number, [match])))
+    assert [request.id for request in queue] == ([3, 2, 1] if name == "lpm" else [1, 2, 3])
+    index.becomes(3, 40)
+    assert [request.id for request in queue] == order
