@@ -38,6 +38,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "scheduler": {
         "cost": ("bench.scheduler.cost:measure", "What scheduling costs"),
         "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
+        "orders": ("bench.scheduler.prefix:simulated", "k-LPM by request rate, simulated"),
         "predicted": ("bench.scheduler.predicted:measure", "Plans beside the daemon they are for"),
         "preemption": ("bench.scheduler.preemption:measure", "Swapping or recomputing, by length"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),

@@ -3,8 +3,9 @@
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loaded import LoadedModel
+from engine.step import Chunk, Executor, SampledToken
 from lab.profile.cost_model import ladder_for, model_of
 from lab.profile.timing import measure as measure_costs
 from lab.simulation.inputs import Input
 from lab.simulation.run import NEVER, Setup, go_on
 from regions.prefix_index import PrefixIndex
-from scheduler.costs import CostModel
+from scheduler.costs import CostModel, spans_of
 from scheduler.interfaces import PriorityClass
 from scheduler.request import LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
@@ -42,14 +44,47 @@ def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool
     return in_own_thread(measured)
 
 
-def replay(
-    inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel
-) -> tuple[NDArray[np.int64], float]:
+class Replayed(NamedTuple):
+    """A replay; times in ns."""
+
+    ttft_ns: NDArray[np.int64]
+    """[requests] in order of opening, from the last input as in the simulator; NEVER: it failed."""
+    prompt_tokens: int
+    reused_tokens: int
+    """Of the prompts, those found in the prefix cache."""
+    computed_tokens: int
+    passes_ns: int
+    predicted_ns: int
+    """What the passes took, and what the profile says of them."""
+    span_ns: int
+    """From the beginning of the first pass to the end of the last."""
+
+
+class TimedPasses:
+    """An executor, with what its passes computed and took; ``costs`` predict the latter."""
+
+    def __init__(self, executor: Executor, costs: CostModel) -> None:
+        self._executor, self._costs = executor, costs
+        self.tokens = self.took_ns = self.predicted_ns = self.ended_ns = 0
+        self.began_ns: int | None = None
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        """See `Executor`."""
+        spans = spans_of(batch)
+        began = time.monotonic_ns()
+        rows = self._executor.execute(batch)
+        self.ended_ns = time.monotonic_ns()
+        self.began_ns = began if self.began_ns is None else self.began_ns
+        self.took_ns += self.ended_ns - began
+        self.predicted_ns += self._costs.batch_ns(spans)
+        self.tokens += sum(n for _, n in spans)
+        return rows
+
+
+def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
     """Run a workload in real time on a new engine of ``setup``'s pool, without a host tier.
 
-    TTFT of each request, ns, [requests] in order of opening: from the last input, as in the simulator, NEVER
-    for those that failed; and the share of the prompts' tokens that came from the prefix cache. Raises
-    RuntimeError when requests do not end.
+    Raises RuntimeError when requests do not end.
     """
     engine = in_own_thread(
         lambda: Engine(
@@ -60,8 +95,9 @@ def replay(
             cache_tokens=None if setup.prefix_cache else 0,
         )
     )
+    passes = TimedPasses(engine, costs)
     scheduler = Scheduler(
-        engine,
+        passes,
         engine.pool,
         setup.limits,
         time.monotonic_ns,
@@ -71,7 +107,6 @@ def replay(
         rng=random.Random(setup.seed),
     )
     requests = _run(scheduler, engine, inputs)
-    reused = sum(request.cached_tokens for request in requests) / sum(len(r.prompt) for r in requests)
     firsts = [None if each.error else each.first(LifecycleEvent.KV_ON_GPU) for each in requests]
     ttft = np.array(
         [
@@ -80,7 +115,15 @@ def replay(
         ],
         np.int64,
     )
-    return ttft, reused
+    return Replayed(
+        ttft,
+        sum(len(request.prompt) for request in requests),
+        sum(request.cached_tokens for request in requests),
+        passes.tokens,
+        passes.took_ns,
+        passes.predicted_ns,
+        passes.ended_ns - (passes.began_ns or 0),
+    )
 
 
 def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:

@@ -12,7 +12,7 @@ from bench.figures import Figure
 from bench.run import read
 from bench.scheduler import paper, simulated
 from bench.scheduler.cost import CostWorld
-from bench.scheduler.prefix import PAPER, POLICIES, PrefixCase, inputs
+from bench.scheduler.prefix import ALIKE, PAPER, POLICIES, PrefixCase, inputs, slower
 from bench.scheduler.replay import profile, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
@@ -21,6 +21,7 @@ from lab.simulation.inputs import Input
 from lab.simulation.published import PROGRAM
 from lab.simulation.run import NEVER, Setup, paper_limits
 from lab.simulation.tokens import Segments
+from scheduler.costs import load
 from scheduler.policies import NAMES
 
 
@@ -52,9 +53,14 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
         Input(150_000_000, 0, "append", Segments([range(50, 60)]), True),
     ]
     setup = Setup(256, limits=paper_limits(max_batch_tokens=32, chunk_min=32, chunk_max=32))
-    (first, second), _ = replay(pieces, setup, loaded, costs)
+    done = replay(pieces, setup, loaded, costs)
+    first, second = done.ttft_ns
     assert first > 0
     assert second == NEVER
+    assert done.prompt_tokens == 830
+    assert done.computed_tokens >= 30
+    assert 0 < done.passes_ns <= done.span_ns
+    assert done.predicted_ns > 0
 
 
 @pytest.mark.parametrize("policy", NAMES)
@@ -112,17 +118,39 @@ def test_under_pressure_preemptions_and_swapped_shares_are_next_to_the_papers() 
 
 
 def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
-    """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies."""
+    """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies.
+
+    Histories differ behind their first tokens, and each of those is one of two.
+    """
     counts = {}
-    for load in ("sessions", "regulars"):
-        cases = [PrefixCase(load, PAPER, 1.0, 5.0, policy, 3, 400) for policy in POLICIES]
+    for name in ("sessions", "regulars"):
+        cases = [PrefixCase(name, PAPER, 1.0, 5.0, policy, 3, 400) for policy in POLICIES]
         runs = [[piece.tokens for piece in inputs(case)] for case in cases]
         assert all(run == runs[0] for run in runs)
         assert all(tokens.ranges[0] == range(256) for tokens in runs[0])
-        counts[load] = Counter(Counter(tokens[256] for tokens in runs[0]).values())
+        assert len({tokens[at] for tokens in runs[0] for at in range(256, 256 + ALIKE)}) == 2
+        assert all(len({tokens[at] for tokens in runs[0]}) == 2 for at in range(256, 256 + ALIKE))
+        counts[name] = Counter(Counter(tokens[256 + ALIKE] for tokens in runs[0]).values())
     assert counts["sessions"] == {4: 100}
     assert 100 < counts["regulars"][1] < 200
     assert sum(n * users for n, users in counts["regulars"].items()) == 400
+
+
+def test_histories_may_have_nothing_in_common() -> None:
+    """The same users at the same times, without the first tokens."""
+    case = PrefixCase("sessions", PAPER, 1.0, 5.0, "lpm", 3, 40)
+    alike, apart = (list(inputs(each)) for each in (case, replace(case, alike=0)))
+    assert [each.time_ns for each in alike] == [each.time_ns for each in apart]
+    assert all(len(one.tokens) == len(other.tokens) + ALIKE for one, other in zip(alike, apart, strict=True))
+    assert len({each.tokens[256] for each in apart}) == 10
+
+
+def test_a_slower_device_takes_longer_for_every_pass() -> None:
+    costs = load("h200-saturation")
+    half = slower(costs, 2.0)
+    for spans in ([(0, 1)], [(0, 600)], [(4096, 512), (0, 32)], [(100, 1)] * 8):
+        assert half.batch_ns(spans) == pytest.approx(2 * costs.batch_ns(spans), abs=2)
+    assert half.swap_ns(4) == costs.swap_ns(4)
 
 
 def test_the_order_of_policies_is_judged_at_every_rate() -> None:
