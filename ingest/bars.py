@@ -273,6 +273,8 @@ class BarBuilder:
         self._slots = np.zeros(0, OPEN)
         self._tables = no_tables(0)
         self._refused: list[RefusedRecord] = []
+        self._told = np.zeros((0, 0), np.int64)
+        """The totals at the last call of `grown`; of other sessions after a change."""
         self.texts = Texts()
         """Of the rows that are made."""
         self.faults = np.zeros(len(RULED), np.int64)
@@ -321,6 +323,7 @@ class BarBuilder:
         slots[to] = self._slots[_spans(was["first_slot"], bars)]
         slots["bar"]["session"][to] = np.repeat(at, bars)
         self._sessions, self._feeds, self._slots, self._tables = own, feeds, slots, tables
+        self._told = np.zeros((0, 0), np.int64)
         self._route(sessions)
 
     def _route(self, sessions: Sequence[Feeds]) -> None:
@@ -553,6 +556,14 @@ class BarBuilder:
         columns = *(self._feeds[name] for name in COUNTS), self._feeds["events"]
         of_feeds, firsts = np.column_stack(columns).astype(np.int64), self._sessions["first_feed"]
         return np.add.reduceat(of_feeds, firsts) if len(firsts) else of_feeds
+
+    def grown(self) -> list[tuple[int, list[int]]]:
+        """The sessions whose `totals` are not those of the last call, by number, and their totals."""
+        totals, told = self.totals, self._told
+        alike = totals.shape == told.shape
+        rows = np.flatnonzero((totals != told).any(axis=1)) if alike else np.arange(len(totals))
+        self._told = totals
+        return list(zip(rows.tolist(), totals[rows].tolist(), strict=True))
 
     @property
     def halted(self) -> list[bool]:

@@ -450,8 +450,6 @@ class DataPlane:
         self._ring, self._tokeniser, self._consumer = ring, tokeniser, consumer
         self._metrics, self._skips, self._clock = metrics, skips, clock
         self._builder = BarBuilder([spec.feeds for spec in specs])
-        self._totals = np.zeros_like(self._builder.totals)
-        """Those that are counted: see `BarBuilder.totals`."""
         texts = self._builder.texts
         self._sessions = [
             _Session(spec, spec.tokeniser or tokeniser, texts, metrics, skips) for spec in specs
@@ -649,7 +647,6 @@ class DataPlane:
                         sessions[-1].change(spec)
             self._sessions = sessions
             self._by_name = {session.spec.name: session for session in sessions}
-            self._totals = np.full_like(self._builder.totals, -1)  # each is counted again
 
     def _held_open(self) -> list[int]:
         """Sessions that are not idle, however long they have no record."""
@@ -694,11 +691,9 @@ class DataPlane:
     def _count_records(self) -> None:
         for growth, total in zip(self._faults, self._builder.faults.tolist(), strict=True):
             growth.update(total)
-        totals, late_events = self._builder.totals, self._builder.late_events
-        grown = (totals != self._totals).any(axis=1)
-        self._totals = totals
-        for number in np.flatnonzero(grown).tolist():
-            self._sessions[number].count_records(totals[number].tolist(), late_events[number])
+        late_events = self._builder.late_events
+        for number, totals in self._builder.grown():
+            self._sessions[number].count_records(totals, late_events[number])
 
     def _note_halts(self) -> None:
         """Tell the consumer which sessions have halted, or go on."""
