@@ -25,6 +25,7 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.config.schema import Config, QueryConfig
+from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.request_runner import RequestRunner, _finish
 from engine.model.chat_format import PromptFormat
@@ -57,7 +58,7 @@ class Rig:
             engine=SimpleNamespace(frame_limit=POSITIONS, open_prompt=lambda salt: None),
             loaded=SimpleNamespace(name="m", untrained=True),
         )
-        confidence: Any = None
+        confidence = Confidence(Config(), FORMAT, None, MetricStore.local({}))
         self.prompts = PromptBuilder(built, LIMITS, MetricStore.local({}))
         self.generations = RequestRunner(
             config or Config(),
