@@ -546,9 +546,8 @@ class BarBuilder:
         their symbol had before (`ingest.identity`); ``repeated``: that the session had taken before it was
         restored.
         """
-        if not len(self._sessions):
-            return []
-        return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
+        found: list[int] = self.totals[:, COUNTS.index(name)].tolist()
+        return found
 
     @property
     def totals(self) -> npt.NDArray[np.int64]:

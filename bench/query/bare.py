@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 
 class _Server(uvicorn.Server):
@@ -37,3 +39,12 @@ async def bare_server(*routes: BaseRoute) -> AsyncIterator[int]:
     finally:
         server.should_exit = True
         await task
+
+
+def returning(path: str) -> Route:
+    """A route that returns what is posted to it."""
+    return Route(path, _returned, methods=["POST"])
+
+
+async def _returned(request: Request) -> Response:
+    return Response(await request.body(), media_type="application/json")

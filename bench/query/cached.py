@@ -8,12 +8,9 @@ from multiprocessing.connection import Connection
 
 import uvloop
 from msgspec.structs import replace
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from bench.figures import Figure, Goal, Setting, latency
-from bench.query.bare import bare_server
+from bench.query.bare import bare_server, returning
 from bench.query.clients import BARE, Ends, ask, trips
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, Records, instruments, payloads
@@ -100,7 +97,7 @@ async def _seen(
     source = FloodSource(payloads(_MARKETS[:1], _FIRST), flood, _BATCH)
     settings = config(schema.ModelConfig(threads=threads), map(session_of, _MARKETS))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
-    route = Route(BARE, _returned, methods=["POST"])
+    route = returning(BARE)
     found: dict[str, Mapping[str, list[int]]] = {}
     async with serving(settings, source) as gateway, echoing() as echo, bare_server(route) as bare:
         await rest(gateway)
@@ -115,7 +112,3 @@ async def _seen(
         if source.dry:
             raise RuntimeError(f"{plan.records} records were not enough to flood the engine throughout")
     return found
-
-
-async def _returned(request: Request) -> Response:
-    return Response(await request.body(), media_type="application/json")

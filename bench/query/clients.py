@@ -66,7 +66,7 @@ def trips(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:
 
 
 def decide(daemon: int, bare: int, body: bytes, pipe: Connection) -> None:
-    """Typed questions to the daemon's port (0), or the same bytes to the bare server (1), as it is told.
+    """Typed questions to the daemon's port for each 0 in the pipe, the same bytes to the bare server for 1.
 
     Sends "ready", then the ns of each, and how many of its answers were there before it; ends at None.
     """

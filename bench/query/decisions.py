@@ -12,14 +12,11 @@ from typing import Any
 import msgspec
 import uvloop
 from msgspec.structs import replace
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from bench.data.past import SESSION, bars, config_of, filled, models
 from bench.engine.contenders import append
 from bench.figures import Figure, Goal, Setting, latency
-from bench.query.bare import bare_server
+from bench.query.bare import bare_server, returning
 from bench.query.clients import BARE, decide
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.processes import child
@@ -127,11 +124,7 @@ def _body() -> bytes:
     return msgspec.json.encode({"model": "jev-latest", "state": state, "questions": questions})
 
 
-async def _returned(request: Request) -> Response:
-    return Response(await request.body(), media_type="application/json")
-
-
-_ROUTE = Route(BARE, _returned, methods=["POST"])
+_ROUTE = returning(BARE)
 
 
 def _passes(plan: DecisionsPlan, settings: schema.ModelConfig) -> list[int]:

@@ -257,12 +257,13 @@ class StandingAnswers:
         choice, sample = request.chosen(standing.question.choices), request.samples[0]
         decode = decoder(self._decode, standing.prepared, record)
         text = decode(list(request.answer)) if choice is None else choice
-        judged = None
-        uncalibrated = "provisional"
-        if not _shows_open(done):  # a calibration is of closed bars
+        judged, uncalibrated = None, None
+        if _shows_open(done):
+            uncalibrated = "provisional"  # a calibration is of closed bars
+        else:
             version = done.version if is_new else None
             judged = self._confidence.of_standing(standing, version, sample.logits, choice, request.prompt)
-            uncalibrated = self._confidence.uncalibrated(standing.question)
+            uncalibrated = None if judged else self._confidence.uncalibrated(standing.question)
         act, reason = (judged.act, judged.abstain_reason) if judged else (None, None)
         if act is None and standing.question.max_error is not None:
             act, reason = False, "few_labels"  # asked in a way that was not calibrated
@@ -277,7 +278,7 @@ class StandingAnswers:
             value=number_in(text) if choice is None else None,
             probability=judged.probability if judged else None,
             choice_set=judged.choice_set if judged else None,
-            uncalibrated=None if judged else uncalibrated,
+            uncalibrated=uncalibrated,
             act=act,
             abstain_reason=reason,
             data_version=done.version,
