@@ -133,6 +133,8 @@ class MetricStore:
         """Of sessions that came later, by name."""
         self._removed = set[str]()
         """Sessions of the first block that have gone, perhaps to come back later."""
+        self._found: dict[tuple[object, ...], tuple[_Part, int]] = {}
+        """What `_find` found; replaced when parts change, since a thread may still write to the old one."""
 
     @classmethod
     def local(cls, labels: Labels) -> MetricStore:
@@ -195,11 +197,14 @@ class MetricStore:
     def remove_session(self, name: str) -> None:
         """Forget a session's series. Handles stay valid: what they write is no longer seen."""
         self._removed.add(name)
-        self._discard(self._later.pop(name, None))
+        before = self._later.pop(name, None)
+        self._found = {}
+        self._discard(before)
 
     def _add(self, part: _Part) -> None:
         (name,) = part.labels["session"]
         before, self._later[name] = self._later.get(name), part  # in one step, for readers on other threads
+        self._found = {}
         self._discard(before)
 
     @staticmethod
@@ -297,17 +302,29 @@ class MetricStore:
         return [part.block for part in parts if part.block is not None]
 
     def _find(self, kind: Kind, name: str, labels: Mapping[str, str]) -> tuple[_Part, int]:
+        """Block and word of a series."""
+        known, key = self._found, (kind, name, *labels.items())
+        found = known.get(key)
+        if found is None:
+            part, index, is_named = self._look_up(kind, name, labels)
+            found = part, index
+            if is_named:  # other values have no end
+                known[key] = found
+        return found
+
+    def _look_up(self, kind: Kind, name: str, labels: Mapping[str, str]) -> tuple[_Part, int, bool]:
+        """Block and word of a series, and whether no value was counted as `other`."""
         metric = BY_NAME.get(name)
         if metric is None or metric.kind != kind:
             raise UnknownSeriesError(f"no {kind} named {name!r} in the catalogue")
         given = {"class" if label == "cls" else label: value for label, value in labels.items()}
         if set(given) != set(metric.labels):
             raise UnknownSeriesError(f"{name} takes the labels {metric.labels}, not {tuple(given)}")
-        key = name, tuple(_known(metric, label, given[label]) for label in metric.labels)
+        values = tuple(_known(metric, label, given[label]) for label in metric.labels)
         part = self._part_of(given)
-        if part is None or (index := part.series.get(key)) is None:
+        if part is None or (index := part.series.get((name, values))) is None:
             raise UnknownSeriesError(f"{name} has no series {given}")
-        return part, index
+        return part, index, values == tuple(given[label] for label in metric.labels)
 
 
 def _known(metric: Metric, label: str, value: str) -> str:

@@ -283,3 +283,23 @@ def test_a_later_session_has_series_of_its_own_which_go_with_it() -> None:
         engine.close()
         gateway.unlink()
         gateway.close()
+
+
+def test_a_session_that_comes_back_counts_in_its_new_block() -> None:
+    store = MetricStore.local({"session": []})
+    for _ in range(2):
+        store.add_session("late")
+        store.inc("foretick_versions_total", session="late")
+        assert store.value("foretick_versions_total", session="late") == 1
+        store.remove_session("late")
+        with pytest.raises(UnknownSeriesError):
+            store.inc("foretick_versions_total", session="late")
+
+
+def test_values_without_a_series_of_their_own_are_not_kept() -> None:
+    store = MetricStore.local({})
+    before = len(store._found)
+    for reason in ("one", "two"):
+        store.inc("foretick_records_malformed_total", reason=reason)
+    assert len(store._found) == before
+    assert store.value("foretick_records_malformed_total", reason="other") == 2
