@@ -46,6 +46,7 @@ _OWN = {
     "peers": (
         _option(["--vllm"], type=_SAVED, help="Python of the environment that has vLLM."),
         _option(["--llama"], type=_SAVED, help="Python of the one that has llama-cpp-python and gguf."),
+        _option(["--model"], type=_FOLDER, help="A released Llama's directory: of the part released, alone."),
         _option(["--dtype", "dtypes"], type=click.Choice(_DTYPES), multiple=True, default=_DTYPES),
         _option(["--seed"], default=1, help="Of the order at each step."),
     ),
@@ -70,6 +71,8 @@ def _run(
         if json_file is not None:
             raise click.UsageError("--docs saves to its own file: give either --json or --docs")
         json_file = docs / "measurements" / f"{suite}.json"
+    if options.get("model") is not None:
+        parts = parts or ("released",)
     settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
     try:

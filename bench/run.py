@@ -32,7 +32,7 @@ class SuiteRun:
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
     directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
-    their environments; ``dtypes``; ``seed`` of their order.
+    their environments; ``model``, the directory of a released one; ``dtypes``; ``seed`` of their order.
     """
 
     threads: int = 2
@@ -43,6 +43,7 @@ class SuiteRun:
     profiles: Path | None = None
     vllm: Path | None = None
     llama: Path | None = None
+    model: Path | None = None
     dtypes: Sequence[str] = ("float32", "bfloat16")
     seed: int = 1
 

@@ -47,6 +47,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "grow": ("bench.peers.measure:grow", "A growing tape beside other engines"),
         "burst": ("bench.peers.measure:burst", "Six questions at once beside other engines"),
         "multi": ("bench.peers.measure:multi", "Eight sessions beside other engines"),
+        "released": ("bench.peers.measure:released", "Released weights beside other engines"),
     },
     "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }

@@ -71,7 +71,7 @@ def write_gguf(model: Path, dtype: str, into: Path) -> int:
 def tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Floats]]:
     """The weights under GGUF's names, queries and keys with `adjacent` pairs; tied embeddings come once.
 
-    Raises ValueError for anything but a Llama in float32 with plain rotary embedding and without biases.
+    Raises ValueError for anything but a Llama with plain rotary embedding and without biases.
     """
     if config["model_type"] != "llama" or config["rope_parameters"]["rope_type"] != "default":
         raise ValueError(f"{model} is not a Llama with plain rotary embedding")
@@ -93,13 +93,18 @@ def adjacent(projection: Floats, head: int) -> Floats:
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Floats]]:
-    """The tensors of one file: length of the header in 8 bytes, header in JSON, then data."""
+    """One file's tensors, bfloat16 widened: length of the header in 8 bytes, header in JSON, then data."""
     length = int(np.fromfile(path, "<u8", 1)[0])
     data = np.memmap(path, np.uint8, "r", 8)
     header = json.loads(data[:length].tobytes())
     header.pop("__metadata__", None)
     for name, each in header.items():
-        if each["dtype"] != "F32":
-            raise ValueError(f"{path}: {name} is {each['dtype']}, not F32")
         begin, end = each["data_offsets"]
-        yield name, data[length + begin : length + end].view("<f4").reshape(each["shape"])
+        stored = data[length + begin : length + end]
+        if each["dtype"] == "BF16":
+            values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        elif each["dtype"] == "F32":
+            values = stored.view("<f4")
+        else:
+            raise ValueError(f"{path}: {name} is {each['dtype']}, neither F32 nor BF16")
+        yield name, values.reshape(each["shape"])

@@ -38,9 +38,19 @@ class Plan:
             decoded=min(3, self.decoded),
         )
 
+    def within(self, prompt: PromptFormat, tokens: int) -> Plan:
+        """As many rounds, each with as many bars as fit into ``tokens``; a third of the bars comes first."""
+        sample = scenario_in(prompt, Size(first=64, rounds=0), _SEED)
+        bar = max(map(len, sample.first))
+        question = max(map(len, map(prompt.question, standing_texts(self.questions)))) + 1 + self.decoded
+        bars = (tokens - len(sample.frozen) - question) // bar
+        first = bars // 3
+        return replace(self, size=replace(self.size, first=first, bars=(bars - first) // self.size.rounds))
+
 
 GROW = Plan("grow", decoded=8)
 BURST = Plan("burst", questions=6)
+RELEASED = Plan("released", decoded=16)
 MULTI = Plan("multi", Size(100, 15, 20), sessions=8)
 
 

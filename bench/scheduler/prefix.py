@@ -129,7 +129,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     *Pace*: time in passes over what the profile says of them.
     """
     loaded, processes = embedded(run), run.sized(2, 0)
-    sizes = run.sized((6, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
+    sizes = run.sized((24, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
     batch_tokens = run.sized(512, 64)
     here = profile(loaded, batch_tokens, 1024, quick=run.quick)
     here = slower(here, _slowness(loaded, here, batch_tokens, run.sized(60, 4)))

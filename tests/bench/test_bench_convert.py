@@ -70,6 +70,21 @@ def test_every_weight_comes_once(tmp_path: Path, tied: bool) -> None:
     assert not state
 
 
+def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:
+    model, config = saved(tmp_path)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    found = dict(tensors(tmp_path, config))
+    expected = model.state_dict()["model.layers.1.mlp.up_proj.weight"].float().numpy()
+    np.testing.assert_array_equal(found["blk.1.ffn_up.weight"], expected)
+
+
+def test_another_type_is_refused(tmp_path: Path) -> None:
+    model, config = saved(tmp_path)
+    model.to(torch.float16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="F16, neither"):
+        dict(tensors(tmp_path, config))
+
+
 @torch.no_grad()
 def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
     """Queries times keys, each at its position, by transformers' rotation and by llama.cpp's."""

@@ -18,7 +18,7 @@ from bench.peers.kept import Kept
 from bench.peers.measure import KEPT, OURS, RESENT, WARMED, Results, figures, peers_of, race, taking_part
 from bench.peers.ours import Ours
 from bench.peers.protocol import Answered, Ask, Opening, Took, Update
-from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
+from bench.peers.scenarios import BURST, GROW, MULTI, RELEASED, Plan, Run, run_of
 from bench.run import SuiteRun
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
@@ -238,6 +238,28 @@ def test_ratios_are_of_the_same_step_and_answers_are_compared() -> None:
     assert engines[KEPT] == (3, "torch 2")
     assert engines[WARMED] == (2, "vllm 1; ended")
     assert engines["llama.cpp"] == (0, "absent: no environment given")
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype", "compared"),
+    [(GROW, "bfloat16", 2), (RELEASED, "float32", 2), (RELEASED, "bfloat16", 1)],
+)
+def test_ties_of_a_released_model_are_not_compared(plan: Plan, dtype: str, compared: int) -> None:
+    """Its second answer leads by 0.1 logits, which rounding to bfloat16 may turn round."""
+    answered = [Answered([[token]], 8, 8, [lead]) for token, lead in ((1, 0.25), (2, 0.1))]
+    found = {KEPT: Results(asked=answered), OURS: results([4, 4], 1, 3)}
+    rows = figures(plan, dtype, found, [100, 200])
+    (agreed,) = (row for row in rows if row.name == "answers equal" and row.setting["contestant"] == OURS)
+    assert (agreed.ours, agreed.reference) == (1, compared)
+
+
+@pytest.mark.parametrize("room", [1500, 4000])
+def test_a_plan_fits_the_context(model: Path, room: int) -> None:
+    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model, local_files_only=True))
+    plan = RELEASED.within(prompt, room)
+    opening = run_of(plan, prompt, str(model), "float32", 1).opening
+    assert 0.7 * room < opening.tokens + opening.question <= room
+    assert (plan.size.rounds, plan.decoded) == (RELEASED.size.rounds, RELEASED.decoded)
 
 
 def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
