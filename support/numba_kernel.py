@@ -20,15 +20,16 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
 _ENGINE = "engine/cpu engine/attention/cpu_kernel engine/attention/layout engine/compiled"
-PACKAGES = tuple(_ROOT / name for name in f"metrics ingest feeds/columns feeds/quality {_ENGINE}".split())
-"""The directories of all files that define kernels."""
+_OTHERS = "metrics/histogram.py ingest feeds/columns feeds/quality"
+CODE = tuple(_ROOT / name for name in f"{_OTHERS} {_ENGINE}".split())
+"""All files that define kernels, or their directories."""
 
 
-def fingerprint(packages: Iterable[Path] = PACKAGES) -> str:
-    """A digest of the files in ``packages`` and of numba's version."""
+def fingerprint(code: Iterable[Path] = CODE) -> str:
+    """A digest of these files, of those in these directories, and of numba's version."""
     digest = blake2b(numba.__version__.encode(), digest_size=8)
-    for package in packages:
-        for path in sorted(package.glob("*.py")):
+    for each in code:
+        for path in sorted(each.glob("*.py")) if each.is_dir() else [each]:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

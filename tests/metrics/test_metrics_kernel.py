@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.numba_kernel import PACKAGES, fingerprint
+from support.numba_kernel import CODE, fingerprint
 
 _ROOT = Path(__file__).parents[2]
 
@@ -23,17 +23,24 @@ def test_the_cache_knows_every_file_that_defines_kernels(tmp_path: Path) -> None
     changed = fingerprint([package])
     (package / "c.py").write_text("")
     assert len({before, changed, fingerprint([package])}) == 3
+    alone = fingerprint([package / "a.py"])
+    (package / "b.py").write_text("y = 3")
+    assert fingerprint([package / "a.py"]) == alone, "nor does another file's change count"
+    (package / "a.py").write_text("x = 2")
+    assert fingerprint([package / "a.py"]) != alone
 
 
-def test_every_package_with_kernels_is_part_of_it() -> None:
+def test_every_file_with_kernels_is_part_of_it_and_no_text_of_metrics() -> None:
     defining = {
-        path.parent
+        path
         for path in _ROOT.glob("*/**/*.py")
         if path.relative_to(_ROOT).parts[0] != "tests"
         and not path.relative_to(_ROOT).parts[0].startswith(".")  # environments
         and any(word in path.read_text() for word in ("support.numba_kernel import", "import intrinsic"))
     }
-    assert defining == set(PACKAGES)
+    covering = {path if path in CODE else path.parent for path in defining}
+    assert covering == set(CODE)
+    assert _ROOT / "metrics" not in CODE, "a metric's description would compile every kernel again"
 
 
 @pytest.mark.parametrize("directory", ["/dev/null/no", ""])
