@@ -67,15 +67,18 @@ class TraceExporter:
                     await self._send(client, self._take(), RETRY_AFTER_S)
 
     async def flush(self, within_s: float) -> None:
-        """Send what still waits, for at most so long."""
+        """Send what still waits, for at most so long; the rest is dropped, and counted."""
         try:
             async with asyncio.timeout(within_s), self._client() as client:
                 while self._waiting:
                     await self._send(client, self._take(), ())
         except TimeoutError:
-            log.warning("the last traces were not taken by %s in time", self._collector.endpoint)
+            left, where = len(self._waiting), self._collector.endpoint
+            log.warning("%s did not take the last %d traces in time", where, left)
         except Exception:  # the daemon ends all the same
             log.exception("the last traces were not sent")
+        self._count("dropped", len(self._waiting))
+        self._waiting.clear()
 
     def _client(self) -> httpx2.AsyncClient:
         # without proxies and passwords of ~/.netrc: a collector is inside the network
@@ -90,7 +93,7 @@ class TraceExporter:
     async def _send(
         self, client: httpx2.AsyncClient, batch: list[MakeTrace], pauses_s: tuple[float, ...]
     ) -> None:
-        """Nothing that goes wrong here is the daemon's affair."""
+        """Nothing that goes wrong here is the daemon's affair. A batch that is interrupted waits again."""
         try:
             body = await asyncio.to_thread(self._encoded, batch)
             why = await self._post(client, body)
@@ -99,6 +102,9 @@ class TraceExporter:
                     break
                 await asyncio.sleep(pause_s)
                 why = await self._post(client, body)
+        except asyncio.CancelledError:
+            self._waiting.extendleft(reversed(batch))
+            raise
         except Exception:
             log.exception("%d traces could not be sent", len(batch))
             self._count("failed", len(batch))

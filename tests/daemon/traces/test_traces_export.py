@@ -98,6 +98,7 @@ async def test_a_collector_that_hangs_costs_a_bounded_queue_and_no_time() -> Non
         await asyncio.gather(running, return_exceptions=True)
         await sender.flush(0.2)
         assert time.monotonic() - began < 5
+        assert counts(store) == {"sent": 0, "failed": 0, "dropped": 100 + MOST + BATCH}, "each of them once"
 
 
 @pytest.mark.parametrize(("status", "requests"), [(503, 3), (400, 1)])
