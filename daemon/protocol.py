@@ -379,7 +379,7 @@ class ThreadEnded(msgspec.Struct, frozen=True, tag="thread_ended"):
 
 
 class EngineStopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """The engine has drained; nothing follows."""
+    """Nothing follows. ``drained``: its worker has ended; else a forward pass did not return."""
 
     drained: bool
 

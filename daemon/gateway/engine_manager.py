@@ -111,7 +111,7 @@ class EngineManager:
         self.liveness = Liveness(clock, max_loading_s, stuck_s)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if wake_fd is None else wake_fd
         self._client: EngineClient | None = None
-        self._stopped = asyncio.Event()
+        self._stopped, self._drained = asyncio.Event(), True
         self._restarts = 0
         self._ready_at = 0.0
         self.model: protocol.EngineReady | None = None
@@ -162,6 +162,9 @@ class EngineManager:
                 except TimeoutError:
                     clean = False
                     log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)
+                if not self._drained:
+                    log.error("a forward pass did not return: there are no last snapshots")
+                clean = clean and self._drained
                 self.ready.clear()  # nothing is sent to one that has stopped
                 await self._client.close(CLOSE_S)
             else:
@@ -207,7 +210,8 @@ class EngineManager:
             case protocol.EngineReady():
                 self.model, self._ready_at = event, self._clock()
                 self.ready.set()
-            case protocol.EngineStopped():
+            case protocol.EngineStopped(drained):
+                self._drained = drained
                 self._stopped.set()
 
     def _close_ring(self) -> None:

@@ -22,8 +22,8 @@ class Silent:
 
     emit: OnEvent
 
-    def __init__(self, *, ends: bool = True) -> None:
-        self.ends, self.ended = ends, 0
+    def __init__(self, *, ends: bool = True, drains: bool = True) -> None:
+        self.ends, self.ended, self.drains = ends, 0, drains
         self.started = asyncio.Event()
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
@@ -32,7 +32,7 @@ class Silent:
 
     def send(self, command: protocol.Command) -> None:
         if isinstance(command, protocol.StopEngine):
-            self.emit(protocol.EngineStopped(True))
+            self.emit(protocol.EngineStopped(self.drains))
 
     async def end(self) -> bool:
         self.ended += 1
@@ -67,6 +67,15 @@ async def test_nothing_is_sent_to_an_engine_that_has_stopped() -> None:
     assert engine.connected() is client
     assert await engine.stop(0.1)
     assert engine.connected() is None
+
+
+async def test_a_stop_that_a_forward_pass_outlasts_is_not_clean(caplog: pytest.LogCaptureFixture) -> None:
+    client = Silent(drains=False)
+    engine = EngineManager(64, "pause")
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
+    client.emit(READY)
+    assert not await engine.stop(0.1)
+    assert "no last snapshots" in caplog.text
 
 
 class Hours:
