@@ -161,8 +161,11 @@ class Generations:
                 self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
             check_computed(known.question)
-        question = _question(state, request, known, request.choices)
-        if (exited := self.exits.reply(request, session, question)) is not None:
+        try:
+            exited = self.exits.reply(request, session, known)
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+        if exited is not None:
             self._was_ready(None, request.session, client, exited.data_version)
             return exited
         asked = _asked(state, session, request, known, request.choices)
