@@ -260,7 +260,7 @@ def _evaluate_exits(
     with Progress(console=console, transient=True) as progress:
         advance = partial(_advance, progress, progress.add_task("early exits"))
         asked, fast = ask_all(model, source, setting, labels, advance)
-    made = report(asked, fast, *named, source.described)
+    made = report(asked, fast, lambda token: model.prompt.decode([token]), named, source.described)
     console.print(table(made))
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")

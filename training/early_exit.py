@@ -4,6 +4,7 @@ Asks are the questions of an evaluation at each bar that it asks at. The decisio
 (`flash.early_exit`), from the logits at the ready position of the same bars.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from training.sources import Setting, Source
 
 TAUS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Logit gaps to exceed; the paper has 2.0."""
+_FAVOURED = 4
+"""Texts that are shown."""
 
 
 class AskedOnce(NamedTuple):
@@ -51,6 +54,8 @@ class ExitReport(msgspec.Struct, frozen=True):
     revision: str
     data: dict[str, str | int | float]
     computed_right: float
+    favoured: dict[str, float]
+    """Shares of the asks at whose ready position the model favours these texts, the most frequent first."""
     exits: list[Exits]
 
 
@@ -107,15 +112,22 @@ def exits_of(asked: Sequence[AskedOnce], fast: dict[str, int], tau: float, quest
 
 
 def report(
-    asked: Sequence[AskedOnce], fast: dict[str, int], model: str, revision: str, data: dict[str, Any]
+    asked: Sequence[AskedOnce],
+    fast: dict[str, int],
+    text: Callable[[int], str],
+    named: tuple[str, str],
+    data: dict[str, Any],
 ) -> ExitReport:
-    """All asks at each gap, then each question's."""
+    """All asks at each gap, then each question's. ``text`` of a token; ``named``: model and revision."""
     found = [exits_of(asked, fast, tau) for tau in TAUS]
     for name in dict.fromkeys(each.question for each in asked):
         own = [each for each in asked if each.question == name]
         found += [exits_of(own, fast, tau, name) for tau in TAUS]
     right = sum(each.computed == each.right for each in asked) / max(1, len(asked))
-    return ExitReport(model, revision, data, right, found)
+    counts = Counter(each.ready.token for each in asked)
+    tokens = sorted(counts.items(), key=lambda each: -each[1])[:_FAVOURED]
+    favoured = {text(token): times / len(asked) for token, times in tokens}
+    return ExitReport(*named, data, right, favoured, found)
 
 
 COLUMNS = ("question", "logit gap above", "asks", "exit", "right", "computed right", "same answer")
@@ -134,7 +146,8 @@ def table(made: ExitReport) -> Any:
     from rich.table import Table
 
     title = f"{made.model}: early exits; a pass is right in {100 * made.computed_right:.1f} % of all asks"
-    shown = Table(title=title)
+    favoured = ", ".join(f"{text!r} {100 * share:.0f} %" for text, share in made.favoured.items())
+    shown = Table(title=title, caption=f"favoured at the ready position: {favoured}")
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column == "question" else "right", no_wrap=True)
     for each in made.exits:

@@ -34,7 +34,10 @@ def test_each_share_is_of_the_asks_that_exit(asked: list[AskedOnce], tau: float)
 
 @given(st.lists(asks(), max_size=30))
 def test_a_report_has_all_asks_and_those_of_each_question_at_each_gap(asked: list[AskedOnce]) -> None:
-    made = report(asked, FAST, "m", "r", {})
+    made = report(asked, FAST, str, ("m", "r"), {})
+    for token, share in made.favoured.items():
+        assert share == sum(each.ready.token == int(token) for each in asked) / len(asked)
+    assert len(made.favoured) == min(4, len({each.ready.token for each in asked}))
     names = ["all", *dict.fromkeys(each.question for each in asked)]
     assert [(each.question, each.tau) for each in made.exits] == [(n, tau) for n in names for tau in TAUS]
     for tau in TAUS:
