@@ -1,6 +1,6 @@
 """Figures as Markdown: a suite's page of tables, and the table of goals over all suites."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
 
 def page(suite: Suite) -> str:
     """Everything a suite measured."""
-    parts = "\n\n".join(_part(part, SUITES.get(suite.suite, {})) for part in suite.parts)
+    parts = "\n\n".join(map(_part, suite.parts))
     title = f"# Measured: {suite.suite}"
     cpus = " or ".join(dict.fromkeys(part.machine.processor for part in suite.parts))
     where = f"Measured on {cpus}: times, and verdicts on them, are of that CPU." if cpus else ""
@@ -83,14 +83,12 @@ def number(value: float, unit: str = "") -> str:
     return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 4}f}"
 
 
-def _part(part: Part, measured: Container[str]) -> str:
-    """``measured``: names of the parts that can be measured again."""
+def _part(part: Part) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in part.machine.packages.items())
     load = f", load {part.load[0]:.1f} to {part.load[1]:.1f}" if part.load else ""
     took = f", {part.seconds:,.0f} s" if part.seconds else ""
-    command = f"`{part.command}`" if part.name in measured else "No longer measured"
     head = (
-        f"{command}, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
+        f"`{part.command}`, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
         f"{part.machine.cores} cores, {part.threads} threads{load}; "
         f"Python {part.machine.python}, {packages}."
     )

@@ -32,14 +32,6 @@ def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
         assert read(tmp_path / "run.json") == suite(*figures)
 
 
-def test_a_part_that_is_no_longer_measured_has_a_commit_and_no_command() -> None:
-    found = suite()
-    (part,) = found.parts
-    shown = page(Suite("stream", [msgspec.structs.replace(part, name="gone")]))
-    assert "No longer measured, commit abc1234" in shown
-    assert "foretick bench stream" not in shown
-
-
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
 def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.md"
@@ -77,6 +69,14 @@ def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
     assert "| ring | at most 5 | 6 |" in (tmp_path / "benchmarks.md").read_text()
     both = CliRunner().invoke(bench, [*command, "--json", str(tmp_path / "run.json")])
     assert "either --json or --docs" in both.output
+
+
+def test_every_table_that_is_published_can_be_measured_again() -> None:
+    """A page of a suite, or a part of one, whose code has gone is deleted with it."""
+    published = {path.stem: path for path in (DOCS / "measurements").glob("*.json")}
+    assert published.keys() <= SUITES.keys()
+    orphans = {n: {part.name for part in read(p).parts} - SUITES[n].keys() for n, p in published.items()}
+    assert not any(orphans.values()), orphans
 
 
 @pytest.mark.parametrize("name", NAMES)
