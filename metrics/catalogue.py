@@ -964,6 +964,13 @@ METRICS: tuple[Metric, ...] = (
         "`foretick plan`. Worry when it is near their number. 0: not known yet.",
         limit=("compute", "kv_memory"),
     ),
+    _gauge(
+        "foretick_k_max",
+        "Standing questions of every bar that each of the present sessions could have beside the asks and "
+        "prompts of the last ten seconds (*Attention Once* equation 16), by the measured costs of passes; of "
+        "several models, each as if alone, the least. "
+        "Compare with `foretick plan`. Worry when a session has as many. 0: none, or not known yet.",
+    ),
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),
     _gauge("foretick_session_tokens", "Tokens in a session's window.", "session"),

@@ -116,6 +116,10 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 seconds += self.context_s * computed - curve(computed)
         return round(max(seconds, self.floor_s) * _NS)
 
+    def host_ns(self, rows: int) -> int:
+        """The host's time beside a pass over this number of rows; 0 in a profile without it."""
+        return round((self.step_s + self.step_row_s * rows) * _NS)
+
 
 def shipped() -> list[str]:
     """Names of the profiles that come with the package."""

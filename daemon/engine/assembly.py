@@ -23,6 +23,7 @@ from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder, PromptCaches
 from daemon.engine.prompt_view import PromptView
+from daemon.engine.question_capacity import questions_most
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.ready_events import ReadyEvents
 from daemon.engine.request_runner import RequestRunner
@@ -134,7 +135,9 @@ def wire_engine(
     worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make, spare_work=spare)
     memory = MemoryMetrics([(each.engine, each.tiers) for each in built.all], store)
     tapes = ChainMap(*(each.tapes for each in built.all))
-    capacity = CapacityMetrics(store, [each.engine.pool for each in built.all], tapes)
+    capacity = CapacityMetrics(
+        store, [each.engine.pool for each in built.all], tapes, questions_most=partial(questions_most, models)
+    )
     gauges: list[Callable[[], None]] = [memory, capacity]
     gauges += [each.snapshots.note for each in models]
     return EngineHost(_ready_event(opened, models), worker, feeder, models, gauges, threads, emit)

@@ -1,10 +1,12 @@
-"""How much of the device the sessions use, and how many it could carry: what `foretick plan` predicts."""
+"""How much of the device is used, and how many sessions and questions it could carry: as `foretick plan`."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from math import floor
+from typing import NamedTuple
 
+from metrics.catalogue import ANSWERING, CLASSES
 from metrics.store import MetricStore
 from regions.pool_metadata import BlockPool
 
@@ -18,6 +20,15 @@ def sessions_estimate(sessions: int, share: float) -> int:
     return floor(sessions / share + 1e-9) if share > 0 else 0
 
 
+class _Spent(NamedTuple):
+    """What passes have taken so far. ``for_clients``: of the ``tokens``, those of asks and prompts."""
+
+    at: int
+    forward_s: float
+    tokens: float
+    for_clients: float
+
+
 class CapacityMetrics:
     """Writes utilisation and capacity with each heartbeat, as their only writer. ``clock``: monotonic, ns."""
 
@@ -27,19 +38,23 @@ class CapacityMetrics:
         pools: Sequence[BlockPool],
         sessions: Sized,
         clock: Callable[[], int] = time.monotonic_ns,
+        questions_most: Callable[[float], int] = lambda others: 0,
     ) -> None:
-        """``pools``: of all models; the fullest counts."""
+        """``pools``: of all models; the fullest counts. ``questions_most``: see `question_capacity`."""
         self._store, self._pools, self._sessions, self._clock = store, pools, sessions, clock
-        self._seen: deque[tuple[int, float]] = deque([(clock(), self._forward_s())])
+        self._questions_most = questions_most
+        self._seen = deque([self._spent()])
 
     def __call__(self) -> None:
         """Write what there is."""
-        now, spent = self._clock(), self._forward_s()
-        self._seen.append((now, spent))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - OVER_NS:
+        now = self._spent()
+        self._seen.append(now)
+        while len(self._seen) > 2 and self._seen[1].at <= now.at - OVER_NS:
             self._seen.popleft()
-        then, before = self._seen[0]
-        used = min(1.0, (spent - before) / ((now - then) * 1e-9)) if now > then else 0.0
+        before = self._seen[0]
+        seconds, tokens = (now.at - before.at) * 1e-9, now.tokens - before.tokens
+        used = min(1.0, (now.forward_s - before.forward_s) / seconds) if seconds > 0 else 0.0
+        others = used * (now.for_clients - before.for_clients) / tokens if tokens else 0.0
         fullest = max(1 - pool.free_blocks / pool.total_blocks for pool in self._pools)
         shares = {"compute": used, "kv_memory": fullest}
         self._store.set("foretick_utilisation_ratio", used)
@@ -47,6 +62,13 @@ class CapacityMetrics:
         for limit, share in shares.items():
             most = sessions_estimate(len(self._sessions), share)
             self._store.set("foretick_sessions_capacity", most, limit=limit)
+        self._store.set("foretick_k_max", self._questions_most(others))
 
-    def _forward_s(self) -> float:
-        return self._store.total_seconds("foretick_stage_seconds", stage="forward")
+    def _spent(self) -> _Spent:
+        computed = {cls: self._store.value("foretick_batch_tokens_total", cls=cls) for cls in CLASSES}
+        return _Spent(
+            self._clock(),
+            self._store.total_seconds("foretick_stage_seconds", stage="forward"),
+            sum(computed.values()),
+            sum(computed[cls] for cls in ANSWERING),
+        )

@@ -133,6 +133,14 @@ class EnginePrefixes:
                 listings.popleft()
             return listings[0].asked.get(standing.question.text, whole)
 
+    def tokens(self, standing: Standing, prefix: tuple[int, ...]) -> int:
+        """How many tokens ask ``standing`` behind ``prefix``; no listing is forgotten."""
+        with self._lock:
+            listings = self._listings.get(standing.session, ()) if self.numbers else ()
+            found = next((each for each in listings if each.prefix is prefix), None)
+        whole = standing.prepared.prompt_tokens
+        return len(whole if found is None else found.asked.get(standing.question.text, whole))
+
     def _begin(self, session: str, parts: _Parts) -> None:
         self._listings[session] = deque([self._made(parts)])
         self._parts[session] = parts

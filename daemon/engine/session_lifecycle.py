@@ -77,6 +77,10 @@ class EngineSessions:
         except (SettingError, ValueError) as error:
             self._refuse(command, error)
 
+    def settings(self, name: str) -> SessionConfig | None:
+        """Those of a session; None once it is removed."""
+        return self._sessions.get(name)
+
     def needs_reset(self, name: str) -> bool:
         """Whether the session is asked as it was, and nothing about it can be changed."""
         return self.input.lives.state(name) in REPLACED

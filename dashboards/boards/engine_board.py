@@ -34,6 +34,9 @@ def _memory() -> list[object]:
         series("KV pool in use", "percentunit", (f"{used} / {total}", "used")),
         gauges("KV blocks of the host tier", "short", "foretick_host_blocks", "state", over="sum"),
         series("Sessions open, and capacity by limit", "short", *capacity),
+        series(
+            "Questions that each session could have", "short", (gauge("foretick_k_max", over="min"), "k_max")
+        ),
         rates("Sessions restored a second, by where from", "foretick_restores_total", "outcome"),
         rates("Prefix cache, tokens a second", "foretick_prefix_tokens_total", "event"),
         counters("Idle sessions not written or read, a second", failed="foretick_spill_failures_total"),

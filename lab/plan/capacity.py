@@ -1,23 +1,19 @@
 """How many sessions and questions a device carries, by the equations of *Attention Once* (3.9.5, 3.9.7, 6.3).
 
-The paper's questions run one after the other. Ours share passes, so the times of equation 14 are those of
-passes over all sessions: what one more session or question costs depends on how many there are, and T_f is
-the mean over the questions of one update.
+The times of equation 14 are those of `flash.capacity`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp
 
 import msgspec
 
 from daemon.config.schema import SessionConfig
+from flash.capacity import AskedTimes, Background, Shape, asked_times
 from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
 from lab.plan.sources import Sources
-from lab.theory.equations import background_time, k_max, sessions_max
-from scheduler.costs import CostModel, Span
-from scheduler.interfaces import Limits
+from lab.theory.equations import background_time, sessions_max
 
 BAR_TOKENS = 24.0
 """Of a line, where no simulation has counted them."""
@@ -78,35 +74,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return {name: most for name, most in found.items() if most is not None}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A session, or the mean one: tokens that a question reads, tokens of a bar, and its questions.
-
-    ``questions``: (tokens, answer tokens, times asked per bar) of each question of one session.
-    """
-
-    context: int
-    bar: int
-    questions: tuple[tuple[float, float, float], ...]
-    ready: int = 0
-    """Tokens of the ready position's header; 0: no early exit."""
-
-    @property
-    def k(self) -> float:
-        """Questions of one bar."""
-        return sum(times for _, _, times in self.questions)
-
-
-def standing_of(sources: Sources, session: SessionConfig) -> tuple[tuple[float, float, float], ...]:
-    """The session's standing questions: tokens, answer tokens, times asked a bar."""
+def standing_of(sources: Sources, session: SessionConfig) -> AskedTimes:
+    """The session's standing questions."""
     prefix, interval = sources.prefixes.newest(session.name), session.bars(sources.config.bars).interval
-    found = []
-    for each in sources.registry.standing(session.name):
-        asked = each.question
-        times = interval / asked.ask_every_ns if asked.ask_every_ns else 1 / asked.ask_every_bars
-        tokens = len(sources.prefixes.asked(each, prefix))
-        found.append((tokens, each.prepared.answer_tokens(asked), min(1.0, times)))
-    return tuple(found)
+    standing = sources.registry.standing(session.name)
+    return asked_times(standing, interval, lambda each: len(sources.prefixes.asked(each, prefix)))
 
 
 def ready_tokens(sources: Sources) -> int:
@@ -159,7 +131,7 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
         t_flash_s=flash,
         t_background_s=background_time(ingest, header, 0, flash) + shape.k * flash,
         k=shape.k,
-        k_max=k_max(data, min(data, ingest + others() * data), header, flash or device.one()),
+        k_max=device.k_max(sessions, data, others(device)),
         utilisation_ratio=used(sessions, bare),
         worker_ratio=used(sessions),
         gateway_ratio=load.ticks * sources.costs.record_s + answers * sources.costs.answer_s,
@@ -205,58 +177,20 @@ def max_sessions(fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def passes_ns(rows: int, span: Span, costs: HostCosts | CostModel, limits: Limits) -> int:
-    """``rows`` equal rows in as few passes as the limits allow."""
-    most = max(1, min(limits.max_batch_requests, limits.max_batch_tokens // max(1, span[1])))
-    whole, rest = divmod(rows, most)
-    full = costs.batch_ns([span] * most) if whole else 0
-    return whole * full + (costs.batch_ns([span] * rest) if rest else 0)
-
-
-class _Device:
-    """Seconds of the work of ``n`` sessions of one shape."""
-
-    def __init__(self, costs: HostCosts | CostModel, limits: Limits, shape: Shape) -> None:
-        self._costs, self._limits, self._shape = costs, limits, shape
-
-    def ingest(self, n: int) -> float:
-        """A bar of each."""
-        return self._passes(n, self._shape.bar)
-
-    def header(self, n: int) -> float:
-        """The ready position of each."""
-        return self._passes(n, self._shape.ready) if self._shape.ready else 0.0
-
-    def flash(self, n: int) -> float:
-        """One question of each, as the mean of those of one update; 0 without questions."""
-        k = self._shape.k
-        if not k:
-            return 0.0
-        tokens = sum(tokens * times for tokens, _, times in self._shape.questions) / k
-        total = self._passes(round(n * k), round(tokens))
-        for _, answer, times in self._shape.questions:
-            # texts of different sessions are generated side by side
-            total += max(0.0, answer - 1) * self._passes(max(1, round(n * times)), 1) * min(1.0, n * times)
-        return total / k
-
-    def one(self) -> float:
-        """A question of one token."""
-        return self._passes(1, 1)
+class _Device(Background):
+    """With the work that is not in the background."""
 
     def ask(self) -> float:
         """A computed ask, in a pass of its own."""
-        tokens: Sequence[float] = [tokens for tokens, _, _ in self._shape.questions] or [32]
-        return self._passes(1, round(sum(tokens) / len(tokens)))
+        tokens: Sequence[float] = [tokens for tokens, _, _ in self.shape.questions] or [32]
+        return self.passes(1, round(sum(tokens) / len(tokens)))
 
     def prompt(self, load: Load) -> float:
         """A prompt, its answer in passes of its own."""
-        passes = self._limits.max_batch_tokens
+        passes = self.limits.max_batch_tokens
         starts = range(0, load.prompt_tokens, passes)
         prefill = sum(
-            self._costs.batch_ns([(at, min(passes, load.prompt_tokens - at))]) * 1e-9 for at in starts
+            self.costs.batch_ns([(at, min(passes, load.prompt_tokens - at))]) * 1e-9 for at in starts
         )
-        decode = self._costs.batch_ns([(load.prompt_tokens, 1)]) * 1e-9
+        decode = self.costs.batch_ns([(load.prompt_tokens, 1)]) * 1e-9
         return prefill + max(0, load.answer_tokens - 1) * decode
-
-    def _passes(self, rows: int, tokens: int) -> float:
-        return passes_ns(rows, (self._shape.context, tokens), self._costs, self._limits) * 1e-9

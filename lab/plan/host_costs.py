@@ -21,7 +21,7 @@ class HostCosts:
         """One pass with its step."""
         if not self.on:
             return 0
-        host = round((self._costs.step_s + self._costs.step_row_s * len(spans)) * 1e9)
+        host = self._costs.host_ns(len(spans))
         self.host_ns += host
         return self._costs.batch_ns(spans) + host + self._waking_ns(spans, host)
 

@@ -1,12 +1,13 @@
-"""The capacity equations of *Attention Once*: sections 3.9.5 (14 to 16), 3.9.7 (18) and 6.3 (21 and 23).
+"""The capacity equations of *Attention Once*: sections 3.9.5 (14), 3.9.7 (18) and 6.3 (21 and 23).
+
+Equation 16 is `flash.capacity.k_max`, which the daemon uses, too.
 
 Times are in seconds or any other unit, the same one in all arguments of a call; memory is in bytes.
 """
 
 from math import floor
 
-EDGE = 1e-9
-"""A quotient this little below a whole number is that number: 0.3 / 0.1 is 3."""
+from flash.capacity import EDGE
 
 
 def background_time(ingest: float, header: float, questions: int, flash: float) -> float:
@@ -16,17 +17,6 @@ def background_time(ingest: float, header: float, questions: int, flash: float) 
     one question.
     """
     return ingest + header + questions * flash
-
-
-def k_max(data: float, ingest: float, header: float, flash: float) -> int:
-    """Equation 16: the most standing questions whose background time (14) fits between two updates (15).
-
-    ``data``: time between updates. 0 where not even the update fits. Raises ValueError unless ``data`` and
-    ``flash`` are above 0 and the others at least 0.
-    """
-    if not (data > 0 and flash > 0 and ingest >= 0 and header >= 0):
-        raise ValueError("the time between updates and that of a question must be above 0, no time below 0")
-    return max(0, floor((data - ingest - header) / flash + EDGE))
 
 
 def mean_latency(

@@ -24,6 +24,7 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from daemon.engine.build import build, limits_of
+from daemon.engine.question_capacity import questions_most
 from daemon.supervision import TaskEnded
 from feeds.connector import SettingError
 from feeds.durations import Duration
@@ -379,6 +380,25 @@ async def test_a_running_daemon_shows_its_capacity() -> None:
     predicted = simulate(sources_of(config), Load(ticks=8, seconds=6))
     assert predicted.sessions_capacity.keys() == {"compute", "kv_memory"}
     assert predicted.close_to_answer_s is not None
+
+
+async def test_the_questions_that_fit_are_those_of_equation_16() -> None:
+    """By hand for two sessions with one question each, whose rows share a pass."""
+    config = inproc_config(sessions=sessions("V:AAA", "V:BBB"), standing="none", questions=(UP,))
+    async with running(config) as daemon:
+        await daemon.advance(3)
+        await until(lambda: daemon.value("k_max"), what="questions that fit")
+        models = daemon.host.models
+        found, built = questions_most(models, 0.25), models[0].built
+        tapes = built.tapes.values()
+        context = round(sum(len(tape.prefix) + tape.live_tokens for tape in tapes) / 2)
+        bar = round(sum(tape.live_tokens / tape.live_records for tape in tapes) / 2)
+        (asked,) = models[0].parts.registry.standing("aaa")
+        ingest, question = (
+            built.costs.batch_ns([(context, tokens)] * 2)
+            for tokens in (bar, len(asked.prepared.prompt_tokens))
+        )
+        assert found == (SECOND - SECOND // 4 - ingest) // question > 1
 
 
 async def test_an_idle_session_is_offloaded_to_disk_and_restored_with_the_next_bar(tmp_path: Path) -> None:

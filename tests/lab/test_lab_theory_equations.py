@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from daemon.engine.capacity_metrics import sessions_estimate
+from flash.capacity import k_max
 from lab.theory.equations import (
     background_time,
-    k_max,
     kv_bytes,
     mean_latency,
     sessions_max,
