@@ -47,6 +47,8 @@ _STEP = 2.0
 """Bins that a wrong answer which was acted on moves the cut."""
 _LEAST = 250
 """Answers acted on that a budget takes for granted."""
+PAUSED = 256
+"""Questions of a session that are not asked, whose state is kept; beyond, the first one is forgotten."""
 _TIGHT, _CERTAIN = 0.3, 0.25
 """Share of a budget that is left, below which the aim falls, and answers that are not acted on enter the
 window, too: those with this share of the error at most."""
@@ -205,7 +207,7 @@ class SessionActing:
         self._tracker = RegimeTracker()
         self._questions: dict[str, Acting] = {}
         self._saved: dict[str, ActingState] = {}
-        """Of questions that were not asked since."""
+        """Of questions that were not asked since, or are paused."""
 
     @property
     def regime(self) -> str:
@@ -236,9 +238,11 @@ class SessionActing:
         return self._questions.get(asked)
 
     def keep(self, asked: Collection[str]) -> None:
-        """Forget all other questions."""
-        self._questions = {name: each for name, each in self._questions.items() if name in asked}
-        self._saved = {name: each for name, each in self._saved.items() if name in asked}
+        """These questions are asked; the state of others, such as paused ones, waits until they are again."""
+        for name in [name for name in self._questions if name not in asked]:
+            self._saved[name] = self._questions.pop(name).cut()
+        for name in [name for name in self._saved if name not in asked][:-PAUSED]:
+            del self._saved[name]
 
     def cut(self) -> SessionActingState:
         """The state, to be saved."""

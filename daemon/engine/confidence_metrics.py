@@ -135,7 +135,7 @@ class Confidence:
         )
 
     def keep(self, session: str, standing: Iterable[Standing]) -> None:
-        """A session has these questions: forget what is known of acting on others."""
+        """A session has these questions: others are not marked until they are asked again."""
         kept = {each.question_hash for each in standing if each.question.max_error is not None}
         self._acting[session].keep(kept)
 

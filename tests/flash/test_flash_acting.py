@@ -261,7 +261,30 @@ def test_a_session_goes_on_from_a_cut(seed: int, at: int) -> None:
     assert (second if at < 200 else first).cut() == whole.cut()
 
 
-def test_another_error_begins_again_and_a_question_that_is_gone_is_forgotten() -> None:
+def test_a_question_goes_on_after_a_pause_as_without_one() -> None:
+    """Also where the session was saved meanwhile. Of too many paused ones the first is forgotten."""
+    rng, whole, paused = random.Random(2), Acting(ERROR, FITTED), SessionActing()
+    for number in range(120):
+        if number == 60:
+            paused.keep(())
+            assert paused.known("q") is None
+            saved, paused = paused.cut(), SessionActing()
+            paused.restore(saved)
+            paused.keep(())
+        risk, wrong = drawn(rng, 1.0)
+        question = paused.question("q", ERROR, FITTED)
+        decided = whole.decide(risk, REGIMES[0])
+        assert question.decide(risk, REGIMES[0]) == decided
+        whole.label(decided, wrong=wrong)
+        question.label(decided, wrong=wrong)
+    assert paused.question("q", ERROR, FITTED).cut() == whole.cut()
+    for number in range(acting.PAUSED):
+        paused.question(f"q{number}", ERROR, FITTED)
+    paused.keep(())
+    assert list(paused.cut().questions) == [f"q{number}" for number in range(acting.PAUSED)]
+
+
+def test_another_error_begins_again() -> None:
     session = SessionActing()
     known = session.question("q", ERROR, FITTED)
     known.label(known.decide(1e-4, REGIMES[0]), wrong=True)
@@ -271,9 +294,6 @@ def test_another_error_begins_again_and_a_question_that_is_gone_is_forgotten() -
     other = Acting(0.05, FITTED)
     other.restore(known.cut())
     assert other.cut() == ActingState(0.05, {})
-    session.keep(())
-    assert session.known("q") is None
-    assert session.cut().questions == {}
 
 
 def test_the_state_is_small() -> None:

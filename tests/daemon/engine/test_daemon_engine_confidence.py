@@ -163,6 +163,9 @@ def test_answers_are_marked_where_an_error_is_to_be_kept() -> None:
     asked = judge.of("a", TREND, LOGITS, "UP")
     assert asked is not None
     assert asked.act is None
+    judge.of_standing(within(0.02), 4, LOGITS, "UP", TEXT)
+    judge.label(within(0.02), 4, "UP")
+    assert judge._store.value("foretick_acted_error_ratio", session="a") == 0.5, "it was only paused"
 
 
 def test_what_is_below_the_least_probability_is_not_to_be_acted_on() -> None:
