@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from flash.confidence import QuestionCalibration
+from flash.temperature import fit_temperature, softmax
 
 LEAST, LEAST_OF_A_CHOICE = 400, 10
 """Labels, and those of each choice, below which nothing is fitted."""
 MOST, STEP = 1_000, 50
 QUESTIONS = 256
 """Of one session, paused ones included; the first one is forgotten when there are more."""
-_COLDEST, _HOTTEST = 0.02, 50.0
 
 Pair = tuple[tuple[float, ...], int]
 """Logits of the choices, and the number of the right one."""
@@ -101,8 +99,8 @@ def fitted_on(
     if len(pairs) < LEAST or np.bincount(right, minlength=len(choices)).min() < LEAST_OF_A_CHOICE:
         return None
     logits, older = np.array([each for each, _ in pairs]), len(pairs) // 2
-    temperature = temperature_of(logits[:older], right[:older])
-    newer = _scaled(logits[older:], 1 / temperature)[np.arange(len(pairs) - older), right[older:]]
+    temperature = fit_temperature(logits[:older], right[:older])
+    newer = softmax(logits[older:], temperature)[np.arange(len(pairs) - older), right[older:]]
     ordered = np.sort(logits, axis=1)
     return QuestionCalibration(
         name=question,
@@ -114,21 +112,3 @@ def fitted_on(
         mean_gap=float((ordered[:, -1] - ordered[:, -2]).mean()),
         numbered=numbered,
     )
-
-
-def temperature_of(logits: npt.NDArray[np.float64], right: npt.NDArray[np.int64]) -> float:
-    """The one with the smallest log loss, within bounds: in its inverse, the slope of the loss rises."""
-    given = logits[np.arange(len(right)), right]
-    low, high = -log(_HOTTEST), -log(_COLDEST)
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        slope = ((_scaled(logits, exp(middle)) * logits).sum(1) - given).mean()
-        low, high = (low, middle) if slope > 0 else (middle, high)
-    return exp(-low)
-
-
-def _scaled(logits: npt.NDArray[np.float64], inverse: float) -> npt.NDArray[np.float64]:
-    """Probabilities [answers, choices] at the temperature of this inverse."""
-    weights = np.exp((logits - logits.max(1, keepdims=True)) * inverse)
-    shares: npt.NDArray[np.float64] = weights / weights.sum(1, keepdims=True)
-    return shares

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from flash.confidence import COVERAGE, threshold
+from flash.temperature import softmax
 from tapes.rules import Flags, Floats, Ints
-from training.evaluate import Share, softmax
+from training.evaluate import Share
 from training.scores import expected_calibration_error
 from training.walk_forward import (
     LEAST_BLOCKS,

@@ -6,46 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 
 from flash.confidence import CalibrationCurve, QuestionCalibration
+from flash.temperature import fit_temperature, softmax
 from tapes.rules import UNDEFINED, Flags, Floats, Ints
-from training.evaluate import calibrated_probabilities, softmax
+from training.evaluate import calibrated_probabilities
 from training.scores import log_loss, order_statistics
 from training.sources import Answers
 from training.tokenizer import NONE
 
 LEAST_LABELS, LEAST_OF_A_CHOICE = 200, 10
 """Labels of a question, on tapes to fit and apart, and of each choice, below which nothing is fitted."""
-
-
-class _Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-    """A classifier whose input is its logits."""
-
-    def fit(self, x: Floats, y: Ints) -> _Given:
-        self.classes_ = np.unique(y)
-        return self
-
-    def decision_function(self, x: Floats) -> Floats:
-        # of two choices scikit-learn scales -d and d
-        return x if x.shape[1] > 2 else (x[:, 1] - x[:, 0]) / 2
-
-    def predict(self, x: Floats) -> Ints:
-        best: Ints = x.argmax(1)
-        return best
-
-
-def fit_temperature(logits: Floats, label: Ints) -> float:
-    """The temperature with the smallest log loss; each choice must be right somewhere."""
-    known = np.arange(logits.shape[1])
-    frozen = FrozenEstimator(_Given().fit(logits[: len(known)], known))
-    rows = np.arange(len(label))  # it is frozen, so one fold of all answers is as good as five
-    calibrated = CalibratedClassifierCV(frozen, method="temperature", cv=[(rows, rows)]).fit(logits, label)
-    (inner,) = calibrated.calibrated_classifiers_[0].calibrators
-    return float(1 / inner.beta_)
 
 
 def fit_curves(scaled: Floats, label: Ints) -> list[CalibrationCurve]:

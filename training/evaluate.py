@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from flash.confidence import COVERAGE, AdaptiveCoverage, Calibration, QuestionCalibration, threshold
+from flash.temperature import softmax
 from tapes.rules import UNDEFINED, Floats, Ints
 from training.scores import Flags, accuracy_at, brier, expected_calibration_error, log_loss, risk_coverage
 from training.sources import Answers
@@ -132,13 +133,6 @@ def by_distance(distance: Floats, right: Flags) -> list[AtDistance]:
             limit = None if end == inf else end
             found.append(AtDistance(begin, limit, int(inside.sum()), float(right[inside].mean())))
     return found
-
-
-def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
-    """Probabilities along the last axis."""
-    weights = np.exp((logits - logits.max(-1, keepdims=True)) / temperature)
-    probabilities: Floats = weights / weights.sum(-1, keepdims=True)
-    return probabilities
 
 
 def calibrated_probabilities(fitted: QuestionCalibration, logits: Floats) -> Floats:

@@ -16,8 +16,8 @@ from flash.learnt_calibration import (
     LearntCalibrations,
     Pair,
     fitted_on,
-    temperature_of,
 )
+from flash.temperature import fit_temperature
 
 CHOICES = ("UP", "FLAT", "DOWN")
 
@@ -50,10 +50,18 @@ def told(pairs: Sequence[Pair], known: LearntCalibrations | None = None) -> Lear
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
 def test_no_other_temperature_has_a_smaller_loss(temperature: float) -> None:
     pairs = drawn(1, 600, temperature)
-    found = temperature_of(np.array([each for each, _ in pairs]), np.array([each for _, each in pairs]))
+    found = fit_temperature(np.array([each for each, _ in pairs]), np.array([each for _, each in pairs]))
     assert 0.7 * temperature < found < 1.4 * temperature
     least = loss(pairs, found)
     assert all(least < loss(pairs, found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+
+
+def test_a_temperature_stays_within_its_bounds() -> None:
+    """Answers that are always right have the coldest one, those that never are the hottest."""
+    logits, right = np.array([[9.0, 1.0, 2.0]] * 20), np.zeros(20, np.int64)
+    assert fit_temperature(logits, right) == pytest.approx(0.02)
+    assert fit_temperature(logits, right + 1) == pytest.approx(50.0)
+    assert fit_temperature(np.zeros((20, 3)), right) > 0, "any is as good"
 
 
 def test_sets_cover_what_is_asked_on_answers_to_come() -> None:
