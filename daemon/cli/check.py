@@ -18,10 +18,12 @@ from daemon.config.by_model import by_model
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.derived_limits import DerivedLimits, rules
 from daemon.config.schema import Config, SessionConfig
+from daemon.config.signals import unmet_clauses
 from daemon.config.standing import questions_of
 from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.engine.build import Built, build, register
+from daemon.engine.confidence_metrics import Confidence, check_error
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError, settings_in
 from feeds.connectors.kafka import KafkaSourceConnector
@@ -29,6 +31,7 @@ from feeds.kafka_client import BrokerError
 from feeds.topic_sample import TopicSample
 from feeds.webhook_signatures import read_keys
 from flash.registry import Registry
+from metrics.store import MetricStore
 from regions.kv_tensors import KVPool
 from support.plugins import installed
 
@@ -82,7 +85,7 @@ def _cores(config: Config) -> Iterator[Finding]:
 
 def _model(config: Config, group: int) -> Iterator[Finding]:
     built = build(config, {})
-    asked = 0
+    asked, unjudged = 0, dict[tuple[str, str], str]()
     for number, (part, each) in enumerate(zip(by_model(config), built.all, strict=True)):
         table = f"models[{number - 1}]" if number else "model"
         untrained = ", untrained" if each.loaded.untrained else ""
@@ -96,10 +99,13 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
             yield Finding(f"{place}.host_blocks", _size(each.tiers.host.pool))
         if part.opens_by_partition and part.sessions:
             yield _room(each, part, group)
-        registry = Registry(each.prepare)
+        registry, store = Registry(each.prepare), MetricStore.local({})
+        confidence = Confidence(part, each.prompt, each.calibration, store, packs=each.packs)
+        unjudged |= confidence.unjudged(part, each.prefixes.by_number)
         for declared in questions_of(part):
             try:
                 tokens = len(register(registry, declared).prepared.prompt_tokens)
+                check_error(confidence, declared)
             except SettingError as error:
                 yield Finding(error.key, error.message, ok=False)
                 continue
@@ -112,6 +118,8 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
                     ok=False,
                 )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")
+    for unmet in unmet_clauses(config, unjudged):
+        yield Finding(unmet.key, f"warning: {unmet.message}")
 
 
 def _size(pool: KVPool) -> str:

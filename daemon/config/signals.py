@@ -6,10 +6,14 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from daemon.config.answerable import terse_of, terse_text
+from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ClauseConfig, Config, ModelConfig, SessionConfig, SignalConfig
 from daemon.config.standing import questions_of
 from feeds.decimals import Fixed
+from flash.confidence import UNCALIBRATED
 from flash.question import Question
 from flash.signals import Clause, SignalRule
 
@@ -104,6 +108,27 @@ def signal_problems(config: Config) -> Iterator[tuple[str, str]]:
             problems = problems or list(_answer_problems(config, signal, clause, asked))
             yield from ((f"{here}.when[{number}].{key}", why) for key, why in problems)
         yield from _contradictions(here, signal)
+
+
+def unmet_clauses(config: Config, unjudged: Mapping[tuple[str, str], str]) -> Iterator[ConfigProblem]:
+    """Clauses that never hold: they ask for a probability of answers that have none.
+
+    ``unjudged``: such questions by session and name, with why, a key of `UNCALIBRATED`.
+    """
+    signals = {each.name: number for number, each in enumerate(config.signals)}
+    found: dict[str, dict[str, str]] = {}
+    for rule in rules_of(structs.replace(config, sessions=config.all_sessions)):
+        for number, clause in enumerate(rule.clauses):
+            read = clause.session, clause.question
+            if clause.min_probability is not None and read in unjudged:
+                key = f"signals[{signals[rule.name]}].when[{number}].min_probability"
+                found.setdefault(key, {})[clause.session] = clause.question
+    for key, questions in found.items():
+        session, question = next(iter(questions.items()))
+        others = f" and {len(questions) - 1} more" if len(questions) > 1 else ""
+        step = UNCALIBRATED[unjudged[session, question]]
+        why = f"answers to {question} of {session}{others} have no probability, so this never holds: {step}"
+        yield ConfigProblem(key, why)
 
 
 def webhook_problems(config: Config) -> Iterator[tuple[str, str]]:
@@ -242,6 +267,9 @@ def _impossible(model: ModelConfig, question: Question, clause: ClauseConfig) ->
             )
     if clause.min_probability is not None and not choices:
         return "min_probability", f"{question.name} is answered in free text, which has no probability"
+    if clause.min_probability is not None and model.calibration == "off":
+        why = "model.calibration is off, so no answer has a probability: remove one of the keys"
+        return "min_probability", why
     return None
 
 

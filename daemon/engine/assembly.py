@@ -1,5 +1,6 @@
 """Constructs the engine's parts and connects them."""
 
+import logging
 import random
 import time
 from collections import ChainMap
@@ -13,12 +14,13 @@ from daemon.api.generation import ModelEntry
 from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.derived_limits import DerivedLimits
 from daemon.config.schema import Config
+from daemon.config.signals import unmet_clauses
 from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
 from daemon.engine.build import Built, Loaded, build, limits_of, registry_of
 from daemon.engine.capacity_metrics import CapacityMetrics
-from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.confidence_metrics import Confidence, check_error
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder, PromptCaches
@@ -41,8 +43,7 @@ from engine.divergence import Probe, probe
 from engine.graphs.runner import GraphRunner
 from engine.model.chat_format import PromptFormat
 from engine.step import Executor
-from feeds.connector import SettingError
-from flash.registry import BadQuestion, Registry
+from flash.registry import Registry
 from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -56,6 +57,8 @@ from scheduler.refresh import Comparison, Refresher
 from scheduler.scheduler import Scheduler
 from scheduler.turns import Turns
 from scheduler.worker import Worker
+
+log = logging.getLogger(__name__)
 
 
 def load_engine(
@@ -124,11 +127,15 @@ def wire_engine(
     )
     models: list[ServedModel] = []
     idle: list[Callable[[], float | None]] = []
+    unjudged: dict[tuple[str, str], str] = {}
     for number, (part, each, scheduler) in enumerate(zip(parts, built.all, schedulers, strict=True)):
         with keys_of_file(config, number):
             model, hooks = _served(part, each, scheduler, feeder, observer, store, emit)
         models.append(model)
         idle += hooks
+        unjudged |= model.parts.confidence.unjudged(part, each.prefixes.by_number)
+    for clause in unmet_clauses(config, unjudged):
+        log.warning("%s", clause)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
     spare = partial(capture_one, graphs_of(built))
@@ -188,10 +195,7 @@ def _confidence(
     """What judges answers. Raises SettingError for an error that cannot be kept."""
     found = Confidence(built.opened, built.prompt, built.calibration, store, emit, built.packs)
     for asked in questions_of(config):
-        try:
-            found.check(asked.question)
-        except BadQuestion as error:
-            raise SettingError(f"{asked.key}.{error.member}", str(error)) from error
+        check_error(found, asked)
     scheduler.subscribe(found.on_commit)
     return found
 

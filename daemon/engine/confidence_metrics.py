@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.config.schema import Config, ModelConfig
+from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.question_packs import EnginePacks
 from engine.model.chat_format import PromptFormat
 from engine.model.revision import CALIBRATION
@@ -194,6 +195,20 @@ class Confidence:
             return "off"
         return "by_number" if self._fitted(question) else "not_calibrated"
 
+    def unjudged(self, config: Config, by_number: Callable[[Question], bool]) -> dict[tuple[str, str], str]:
+        """The standing questions of ``config`` whose answers have no probability, by session and name.
+
+        The values are keys of `UNCALIBRATED`. ``by_number``: whether a question is asked by its number.
+        """
+        found = {}
+        for _, session, question in questions_of(replace(config, sessions=config.all_sessions)):
+            if question.pack:  # it has a calibration of its own
+                continue
+            numbered = by_number(question)
+            if not (self._fitted(question, numbered) or self._learnt_of(session, question.hash, numbered)):
+                found[session, question.name] = self.uncalibrated(question)
+        return found
+
     def of_standing(
         self,
         standing: Standing,
@@ -308,6 +323,14 @@ class Confidence:
         """What labels made of the question of this hash, asked so."""
         known = self._learnt.get(session)
         return None if known is None else known.find(asked, numbered)
+
+
+def check_error(confidence: Confidence, asked: StandingQuestion) -> None:
+    """Raise SettingError for a declared question as `Confidence.check` does."""
+    try:
+        confidence.check(asked.question)
+    except BadQuestion as error:
+        raise SettingError(f"{asked.key}.{error.member}", str(error)) from error
 
 
 def _listed(terse: Terse | None, text: str, name: str) -> str:

@@ -141,6 +141,12 @@ class EnginePrefixes:
         whole = standing.prepared.prompt_tokens
         return len(whole if found is None else found.asked.get(standing.question.text, whole))
 
+    def by_number(self, question: Question) -> bool:
+        """Whether it is asked by its number, once the prefix has one. Raises ValueError as `frozen` does."""
+        if not self.numbers or question.pack:  # a pack's tokens ask its question
+            return False
+        return self._prompt.answers_by_number(self._text_of(question))
+
     def _begin(self, session: str, parts: _Parts) -> None:
         self._listings[session] = deque([self._made(parts)])
         self._parts[session] = parts
@@ -154,9 +160,7 @@ class EnginePrefixes:
         self._listings[session].append(listing)
 
     def _made(self, parts: _Parts) -> QuestionList:
-        # a pack's tokens ask its question
-        known = [(each.text, self._text_of(each)) for each in parts.questions if not each.pack]
-        listed = [(text, own) for text, own in known if self._prompt.answers_by_number(own)]
+        listed = [(each.text, self._text_of(each)) for each in parts.questions if self.by_number(each)]
         texts = [own for _, own in listed]
         prefix = self._prompt.frozen(parts.header, texts, symbols=parts.several, about=parts.about)
         asked = {text: tuple(self._prompt.numbered(n)) for n, (text, _) in enumerate(listed, 1)}

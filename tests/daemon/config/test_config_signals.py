@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.load import ConfigError, load_config
-from daemon.config.signals import rules_of
+from daemon.config.signals import rules_of, unmet_clauses
+from flash.confidence import UNCALIBRATED
 from flash.signals import Clause
 
 BASE = """
@@ -100,6 +101,10 @@ def test_clauses_that_all_name_their_sessions_make_one_signal(tmp_path):
             "signals[0].when[0].min_probability: exact_value is answered in free text, which has no ",
         ),
         (
+            'when = [{ question = "trend", min_probability = 0.5 }]\n[model]\ncalibration = "off"',
+            "signals[0].when[0].min_probability: model.calibration is off, so no answer has a probability: ",
+        ),
+        (
             'when = [{ question = "trend", answer = ["UP"], min_probability = 1.5 }]',
             "signals[0].when[0].min_probability: expected float <= 1.0",
         ),
@@ -176,6 +181,22 @@ def test_sessions_that_a_pattern_may_open_are_not_known_yet(tmp_path):
     base = '[[sessions]]\nmatch = "BINANCE:*"\nmax_sessions = 4\n[[signals]]\nname = "turn"\n'
     config = load(tmp_path, 'when = [{ session = "solusdt", question = "trend", answer = ["UP"] }]', base)
     assert not rules_of(config)
+
+
+def test_a_clause_that_asks_for_a_probability_of_answers_without_one_is_named_once(tmp_path: Path) -> None:
+    when = 'when = [{ question = "trend", answer = ["UP"] }, { question = "volume", min_probability = 0.8 }]'
+    config = load(tmp_path, when)
+    unjudged = {("btcusdt", "trend"): "not_calibrated", ("ethusdt", "volume"): "by_number"}
+    (found,) = unmet_clauses(config, unjudged)
+    assert found.key == "signals[0].when[1].min_probability"
+    assert found.message == (
+        "answers to volume of ethusdt have no probability, so this never holds: " + UNCALIBRATED["by_number"]
+    )
+    (both,) = unmet_clauses(config, unjudged | {("btcusdt", "volume"): "by_number"})
+    assert "of btcusdt and 1 more have" in both.message
+    of_a_pattern = '[[sessions]]\nmatch = "BINANCE:*"\nmax_sessions = 4\n[[signals]]\nname = "turn"\n'
+    (example,) = unmet_clauses(load(tmp_path, when, of_a_pattern), {("BINANCE:*", "volume"): "by_number"})
+    assert example.key == found.key
 
 
 @pytest.mark.parametrize(

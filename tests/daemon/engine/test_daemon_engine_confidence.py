@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from daemon.config.schema import Config, FlashConfig, ModelConfig, SessionConfig
+from daemon.config.schema import Config, FlashConfig, ModelConfig, QuestionConfig, SessionConfig
 from daemon.engine.confidence_metrics import Confidence
 from flash.confidence import COVERAGE, UNCALIBRATED, Calibration, QuestionCalibration
 from flash.late_labels import LabelError
@@ -82,6 +82,23 @@ def test_each_way_of_asking_has_its_own_calibration() -> None:
     assert all(judge.label(STANDING, version, "UP").right for version in (0, 1))
 
 
+ASKED = Config(
+    standing="none",
+    sessions=(SessionConfig(name="a", symbol="V:A"),),
+    questions=(QuestionConfig("trend", TREND.text, ("UP", "DOWN")), QuestionConfig("why", "Why?")),
+)
+
+
+def test_questions_whose_answers_have_no_probability_are_known_before_any_is_asked() -> None:
+    def found(by_number: bool, *fitted: QuestionCalibration) -> dict[tuple[str, str], str]:
+        return confidence(*fitted).unjudged(ASKED, lambda question: by_number)
+
+    free = {("a", "why"): "free_text"}
+    assert found(False, BY_TEXT) == found(True, BY_NUMBER) == free
+    assert found(True, BY_TEXT) == free | {("a", "trend"): "by_number"}
+    assert found(False, BY_NUMBER) == found(False) == free | {("a", "trend"): "not_calibrated"}
+
+
 def test_labels_calibrate_a_question_without_a_calibration_over_a_restart() -> None:
     judge, choices = confidence(), ("UP", "DOWN")
     pairs = [((n % 7 - 3.0, 0.0), n % 7 * 3 % 5 % 2) for n in range(LEAST)]
@@ -102,6 +119,7 @@ def test_labels_calibrate_a_question_without_a_calibration_over_a_restart() -> N
     assert judged.choice_set == fitted.choice_set(LOGITS, COVERAGE)
     assert judge.of("a", TREND, LOGITS, "UP") == judged
     assert judge.of_standing(STANDING, 0, LOGITS, "UP", NUMBER) is None, "asked another way"
+    assert judge.unjudged(ASKED, lambda question: False) == {("a", "why"): "free_text"}
     off = confidence(calibration="off")
     off.restore("a", judge.cut("a"))
     assert off.of("a", TREND, LOGITS, "UP") is None

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.api.messages import Label
+from daemon.cli.check import check_all
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, QuestionConfig
+from daemon.config.schema import ClauseConfig, Config, QuestionConfig, SignalConfig
 from daemon.engine import rule_labels
 from daemon.engine.labelled_bars import ClosedBar, label_of
 from daemon.engine.rule_labels import RuleLabels
@@ -178,6 +179,30 @@ def test_an_error_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="needs a calibration with") as refused:
         Engine(labelled(tmp_path, max_error=0.02, fitted=other))
     assert refused.value.key == "questions[0].max_error"
+
+
+def test_check_refuses_an_error_that_cannot_be_kept(tmp_path: Path) -> None:
+    other = replace(FITTED, name="other", text="Something else?")
+    made = labelled(tmp_path, max_error=0.02, fitted=other)
+    (wrong,) = [each for each in check_all(made) if each.key.startswith("questions[")]
+    assert (wrong.ok, wrong.key) == (False, "questions[0].max_error")
+    assert "needs a calibration with its choices" in wrong.message
+
+
+def test_a_clause_that_no_answer_can_meet_is_named_by_check_and_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = labelled(tmp_path)
+    other = QuestionConfig("other", "Something else?", CHOICES)
+    when = tuple(ClauseConfig(each, min_probability=0.6) for each in ("up", "other"))
+    made = replace(made, questions=(*made.questions, other), signals=(SignalConfig("sure", when),))
+    why = "answers to other of s have no probability, so this never holds: run foretick calibrate "
+    Engine(made)
+    (line,) = [each for each in caplog.messages if "min_probability" in each]
+    assert line.startswith(f"signals[0].when[1].min_probability: {why}")
+    (found,) = [each for each in check_all(made) if each.key.startswith("signals")]
+    assert (found.ok, found.key) == (True, "signals[0].when[1].min_probability")
+    assert found.message.startswith(f"warning: {why}")
 
 
 @pytest.mark.parametrize(
