@@ -776,14 +776,20 @@ METRICS: tuple[Metric, ...] = (
         event=("reused", "saved", "evicted", "unretained"),
     ),
     _counter(
+        "foretick_spills_total",
+        "Sessions offloaded to the host tier or to disk, and those that were used before the copy was whole "
+        "(abandoned). Worry when it keeps rising with foretick_restores_total: the pool is too small.",
+        outcome=("host", "disk", "abandoned"),
+    ),
+    _counter(
         "foretick_restores_total",
         "Sessions restored to the pool. Worry when many are rebuilt: files or host blocks were missing.",
         outcome=("host", "disk", "rebuilt"),
     ),
     _counter(
         "foretick_spill_failures_total",
-        "Files of idle sessions that could not be written or read. Worry at any increase: see the log and "
-        "the disk.",
+        "Files of offloaded sessions that could not be written or read. Worry at any increase: see the log "
+        "and the disk.",
     ),
     _counter(
         "foretick_snapshots_written_total",

@@ -145,7 +145,7 @@ class BlockTable:
         """
         if self.stored is None:
             return True
-        runs = self._pool.take(self.blocks_needed(n), grows=self._grows)
+        runs = self.reserve(n)
         if runs is None:
             return False
         try:
@@ -153,10 +153,19 @@ class BlockTable:
         except BaseException:
             self._pool.blocks.release(runs)
             raise
+        self.arrive(runs)
+        return True
+
+    def reserve(self, n: int = 0) -> list[Run] | None:
+        """Take blocks to bring the live tokens back to, and for ``n`` more; None where too few are free."""
+        return self._pool.take(self.blocks_needed(n), grows=self._grows)
+
+    def arrive(self, runs: list[Run]) -> None:
+        """Take over ``runs`` of `reserve`, where what was stored is now."""
+        assert self.stored is not None
         self.stored.release()
         self.stored = None
         self._map(runs)
-        return True
 
     def compact(self) -> bool:
         """Copy the live slots to one run, if they are in several and one that long is free."""

@@ -65,6 +65,11 @@ class KVPool(BlockPool):
         return numbers * block_size * dtype.itemsize
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Keys and values of each layer in turn."""
+        return [tensor for layer in zip(self.keys, self.values, strict=True) for tensor in layer]
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of keys and values."""
         return self.keys[0].dtype
@@ -77,7 +82,7 @@ class KVPool(BlockPool):
     @property
     def bytes(self) -> int:
         """Memory of all layers, bytes."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return sum(t.numel() * t.element_size() for t in self.tensors)
 
     def resize(self, blocks: int) -> None:
         """See `BlockAllocator.resize`. What is free above the limit is no longer memory of this process."""
@@ -108,10 +113,10 @@ class KVPool(BlockPool):
         and do not block if the host side is pinned.
         """
         crossing = self.device != other.device
-        for src, dst, count in _pieces(source, target):
+        for src, dst, count in pieces(source, target):
             here = slice(dst * self.block_size, (dst + count) * self.block_size)
             there = slice(src * self.block_size, (src + count) * self.block_size)
-            for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            for mine, theirs in zip(self.tensors, other.tensors, strict=True):
                 if not crossing:
                     mine[:, here].copy_(theirs[:, there])
                     continue
@@ -133,7 +138,7 @@ def _untouched_zeros(size: int) -> mmap.mmap:
         raise MemoryError(f"no room for {size} bytes: {error.strerror}") from error
 
 
-def _pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
+def pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
     """(source block, target block, count) of each stretch that is contiguous in both."""
     src, dst = (np.concatenate([np.arange(*run) for run in runs]) for runs in (source, target))
     if len(src) != len(dst):

@@ -38,6 +38,8 @@ class BlockPool:
         self.blocks = BlockAllocator(n_blocks)
         self.block_size = block_size
         self.owners: WeakSet[Owner] = WeakSet()
+        self.leaving = 0
+        """Blocks that become free as soon as their KV is copied elsewhere: what needs them waits."""
         self._reclaimers: list[ref[Reclaimer]] = []
 
     @property

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from regions.block_table import BlockTable
+from regions.allocator import Run
+from regions.block_table import BlockTable, split
 from regions.ephemeral import Fork
 from regions.extents import Extent, Placement, SlotRange, anchor, between
 from regions.frozen import Context, SharedBlocks
@@ -24,13 +25,17 @@ from regions.sliding import KVState, LiveRecord, Retention, TapeState
 __all__ = ["KVState", "LiveRecord", "ResidencyManager", "Retention", "Tape", "compact_one"]
 
 
+Condition = Literal["lost", "arriving", "leaving"]
+"""See the properties of a `Tape` that are named so."""
+
+
 class ResidencyManager(Protocol):
     """Decides which tapes stay in the pool."""
 
     def use(self, tape: Tape, n: int) -> bool:
         """Bring ``tape`` into the pool, with room for ``n`` more tokens, before it is read or written.
 
-        False when the pool has no room or the tape is lost.
+        False when the pool has no room, the tape is lost, or it is on its way.
         """
 
     def rebuilt(self, tape: Tape) -> None:
@@ -68,8 +73,8 @@ class Tape:
         self.evicted_tokens = 0
         self.evicted_records = 0
         self.kv = KVState()
-        self.lost = False
-        """Its stored KV cannot be read back: `window` must be prefilled again, see `adopt`."""
+        self.condition: Condition | None = None
+        """None: its KV is in the pool, or stored outside of it."""
         self._pool = pool
         self._frozen = frozen
         # while offloaded, evicted tokens stay stored: the version comes back whole
@@ -302,6 +307,31 @@ class Tape:
         return self._table.stored is None and not self.lost
 
     @property
+    def lost(self) -> bool:
+        """Its stored KV cannot be read back: `window` must be prefilled again, see `adopt`."""
+        return self.condition == "lost"
+
+    @property
+    def arriving(self) -> bool:
+        """Its stored KV is being read back."""
+        return self.condition == "arriving"
+
+    @property
+    def leaving(self) -> bool:
+        """Its KV is being stored for want of blocks: records wait, so that it stays what it is."""
+        return self.condition == "leaving"
+
+    @property
+    def away(self) -> bool:
+        """Its KV is not in the pool, and is on its way there or has to be prefilled again."""
+        return self.lost or self.arriving
+
+    @property
+    def stored(self) -> StoredBlocks | None:
+        """Its KV outside the pool."""
+        return self._table.stored
+
+    @property
     def movable(self) -> bool:
         """Its KV is in the pool and is exactly the current version: no append or eviction is under way."""
         return (
@@ -364,21 +394,48 @@ class Tape:
             if self.lost or not self._table.swap_in(n):
                 return False
         except StoredLost:
-            self._table.release()
-            self.lost = True
+            self.lose()
             raise
+        self._show()
+        return True
+
+    def reserve(self, n: int = 0) -> tuple[SharedBlocks, list[Run]] | None:
+        """Take blocks to bring a stored window back to, and for ``n`` more tokens; None without room.
+
+        The second are those that the stored KV is to be copied to, before `arrive`.
+        """
+        runs = self._table.reserve(n)
+        if runs is None:
+            return None
+        reserved = SharedBlocks(self._pool, runs)
+        self._pool.blocks.release(runs)
+        return reserved, split(runs, self._table.live_blocks)[0]
+
+    def arrive(self, reserved: SharedBlocks) -> None:
+        """The window is back, as the same version, in the blocks of `reserve`; the caller releases those."""
+        self.condition = None
+        self._pool.blocks.share(reserved.blocks)
+        self._table.arrive(list(reserved.blocks))
+        self._show()
+
+    def lose(self) -> None:
+        """What is stored cannot be read back."""
+        self._table.release()
+        self.condition = "lost"
+
+    def _show(self) -> None:
+        """Let readers see the version that is back in the pool."""
         self._committed = replace(
             self._committed,
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
             blocks=(*self._frozen.retain().blocks, self.hold()),
         )
         self._drop_evicted()
-        return True
 
     def bring_back(self, n: int = 0) -> bool:
         """Bring the current version into the pool, with room for ``n`` more tokens.
 
-        False when the pool has no room or the tape is lost.
+        False when the pool has no room, the tape is lost, or it is on its way.
         """
         if self.lost and not self._records:
             self.adopt(self.fresh_window())  # everything was evicted: there is nothing to prefill
@@ -441,7 +498,7 @@ class Tape:
         self._table, self._origin = fresh.detach()
         left = self._table.length > self.live_tokens
         self.kv = KVState(self.kv.number + 1, len(self._records), left)
-        self.lost = False
+        self.condition = None
         self._keep_adopted(self._context(self._table.extents, (self.hold(),)))
         self._drop_evicted()
         if not resident:  # readers see it at once: their version is not in the pool
@@ -484,6 +541,8 @@ class Tape:
         if not self.bring_back():
             if self.lost:
                 raise NotResident(f"session {self.name} lost its stored KV and must be prefilled again")
+            if self.arriving:
+                raise NotResident(f"session {self.name} is being read back into the pool")
             raise NotResident(
                 f"session {self.name} is stored outside the pool, which has {self._pool.free_blocks} of "
                 f"{self._pool.total_blocks} blocks free, not enough to bring it back"

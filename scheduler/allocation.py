@@ -3,7 +3,7 @@
 The victims of an entry rank below it: first those the plan left out, then the planned, each from the tail
 (*Stream2LLM* section 4.1). An entry that still finds no blocks is deferred. The first entry of the order must
 make progress, so it has three more ways: it takes a smaller piece; then readers below it release the versions
-they pin; at last it fails, and the message gives the figures.
+they pin; at last it fails, and the message gives the figures. While sessions leave the pool for it, it waits.
 """
 
 from bisect import bisect_right
@@ -92,9 +92,8 @@ class _Allocator:
         try:
             evicted = entry.work.open(entry.n)
         except Exception as error:
-            if not entry.work.lost:  # its KV was just found to be lost: it waits for the next plan
-                failure = Failure("open_failed", f"{type(error).__name__}: {error}")
-                self.out.failures.append((entry, failure))
+            failure = Failure("open_failed", f"{type(error).__name__}: {error}")
+            self.out.failures.append((entry, failure))
             return False
         self.out.evicted |= bool(evicted)
         return True
@@ -103,7 +102,7 @@ class _Allocator:
         """The entry with its blocks; the first entry may get a smaller piece."""
         if entry.work.allocate(entry.n) or self._preempt_for(entry):
             return entry
-        if entry.work.lost or not first:
+        if entry.work.away or not first:
             return None
         # While prompts ahead of it hold blocks and wait for input, it takes only what is free.
         behind = self.queues.any_blocks_before(entry.work)
@@ -113,7 +112,7 @@ class _Allocator:
         """Preempt victims until it fits: those the plan left out, then the planned, each from the tail."""
         holders = [other for other in self.queues.victims(entry.work) if other.blocks]
         for victim in sorted(holders, key=lambda other: other in self.keys):
-            if entry.work.lost:  # only reading its stored KV shows that, and only once there was room for it
+            if entry.work.away:  # its KV is read back, which begins once there is room for it
                 return False
             self.preempt(victim, entry.work)
             self.out.preempted.add(victim)
@@ -124,12 +123,14 @@ class _Allocator:
     def _force(self, entry: Entry) -> Entry | None:
         """For the first entry: take a smaller piece, release others' pinned versions, or fail."""
         smaller = self._smaller(entry)
+        if smaller is None and self.memory.leaving:
+            return None
         for other in self._pinning(entry.work):
-            if smaller is not None or entry.work.lost:
+            if smaller is not None or entry.work.away:
                 return smaller
             self._release_version(other)
             smaller = self._smaller(entry)
-        if smaller is None and not entry.work.lost:
+        if smaller is None and not entry.work.away:
             self.out.failures.append((entry, self._no_memory(entry)))
         return smaller
 

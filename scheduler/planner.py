@@ -8,8 +8,8 @@ Requests, all but FLASH, leave `Limits.stream_share` of the tokens and rows to t
 flood of requests stops the data. A batch with questions is theirs; there tapes get no more than they get
 beside questions anyway.
 
-Work that needs a session's lost KV is skipped until the session is rebuilt, and so are records behind a
-refresh; neither delays other work.
+Work that needs KV of a session that is lost or on its way is skipped until that is there, and so are records
+behind a refresh; neither delays other work.
 """
 
 from bisect import bisect_right
@@ -208,7 +208,7 @@ class _Planner:
             return _TapeShare(0, 0, 0)
         for append in self.queues.sorted_appends():
             barrier = self.queues.barriers.get(append.tape)
-            if append.lost or (barrier is not None and append.seq > barrier):
+            if append.away or (barrier is not None and append.seq > barrier):
                 continue
             rows += 1
             longest = max(longest, len(append.queue[0].tokens))
@@ -263,7 +263,7 @@ class _Planner:
 
     def _request(self, request: Request, position: QueuePosition) -> Entry | None:
         waiting = position.state is State.QUEUED
-        if request.lost:
+        if request.away:
             self._restore(request, request.spec.tape)
             return None
         if waiting and not self._has_cells(request):
@@ -309,7 +309,7 @@ class _Planner:
 
     def _restore(self, work: Work, tape: Tape | None) -> None:
         self._note(work, "restore")
-        if tape is not None:
+        if tape is not None and tape.lost:
             self.lost[tape] = None
 
     def _has_cells(self, request: Request) -> bool:
@@ -353,7 +353,7 @@ class _Planner:
         if barrier is not None and append.seq > barrier:
             self._restore(append, None)
             return None
-        if append.lost:
+        if append.away:
             self._restore(append, append.tape)
             return None
         if self.pool_share is not None and not self.after_question and not append.due:

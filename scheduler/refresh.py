@@ -403,8 +403,11 @@ class Refresher:
         running.close_prefix(self._prefixes)
         self._prefill(running, *running.open_window(), self._complete)
 
-    def _complete(self, running: _Prefill) -> None:
-        """Between two batches: catch up, wait, restart, or use the fresh window."""
+    def _complete(self, running: _Prefill, awaited: bool = False) -> None:
+        """Between two batches: catch up, wait, restart, or use the fresh window.
+
+        A tape that is to be compared or adopts is brought back to the pool first, unless it was ``awaited``.
+        """
         if running.is_overtaken(self._frame_limit):
             running.overtake()
         if running.overtaken or not self._is_wanted(running):
@@ -419,6 +422,9 @@ class Refresher:
             return
         if missing and not self._caught_up(fresh, missing):
             self._prefill(running, fresh, [*fresh.tokens, *missing], self._complete)
+            return
+        if running.replacement is None and not awaited and not tape.resident and not tape.lost:
+            self._scheduler.when_resident(tape, partial(self._complete, running, True))
             return
         try:
             self._use(running, fresh)

@@ -14,6 +14,7 @@ from engine.seeding import Sampling, answer_seed, prompt_seed
 from engine.step import Chunk, SampledToken
 from regions.cache_priority import ORDINARY, PrefixRetention
 from regions.ephemeral import Fork
+from regions.offload.kv_store import NotResident
 from regions.streaming_kv import StreamingPrompt
 from regions.tape import Tape
 from scheduler.deadlines import Deadline
@@ -306,9 +307,9 @@ class Request:
         return self.id
 
     @property
-    def lost(self) -> bool:
-        """It waits for the session's lost KV to be rebuilt."""
-        return self.reader is None and self.spec.tape is not None and self.spec.tape.lost
+    def away(self) -> bool:
+        """It waits for the session's KV, which is lost or on its way to the pool."""
+        return self.reader is None and self.spec.tape is not None and self.spec.tape.away
 
     def tokens_of(self, n: int) -> int:
         """Tokens of the next ``n`` units, which are tokens."""
@@ -329,9 +330,15 @@ class Request:
         self.cached_tokens = self.prompt_reader.cached_tokens
 
     def open(self, n: int = 0) -> int:
-        """Open the reader and look the rest up in the prefix cache. Raises whatever opening raises."""
+        """Open the reader and look the rest up in the prefix cache. Raises whatever opening raises.
+
+        There is no reader yet while the session's KV is outside the pool.
+        """
         if self.reader is None and self.spec.tape is not None:
-            self.reader = self.spec.tape.fork()
+            try:
+                self.reader = self.spec.tape.fork()
+            except NotResident:
+                return 0
         elif self.reader is None and self.spec.open_prompt is not None:
             self.reader = prompt = self.spec.open_prompt()
             prompt.update(self.prompt)
@@ -345,8 +352,9 @@ class Request:
 
     def allocate(self, n: int) -> bool:
         """Allocate the blocks of the next ``n`` tokens. False, with nothing changed, without room."""
-        assert self.reader is not None  # opened just before
-        return self.reader.acquire(n)
+        if self.reader is None:
+            self.open()
+        return self.reader is not None and self.reader.acquire(n)
 
     def defer(self) -> None:
         """Release the version if nothing was computed on it, so that a newer one is read later."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import cast
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
@@ -85,6 +86,7 @@ class Scheduler:
         self._live = RequestLifecycle(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
         self._on_refresh: list[Callable[[Tape, Replacement], None]] = []
+        self._awaited: dict[Tape, list[Callable[[], None]]] = {}
         self._admissions = self._preemptions = 0
         self._after_question = False
 
@@ -194,6 +196,10 @@ class Scheduler:
         """Call `callback` at every step with each tape whose lost KV blocks work."""
         self._on_lost.append(callback)
 
+    def when_resident(self, tape: Tape, callback: Callable[[], None]) -> None:
+        """Call `callback` between two batches once ``tape`` is in the pool, or has no room there now."""
+        self._awaited.setdefault(tape, []).append(callback)
+
     def on_refresh(self, callback: Callable[[Tape, Replacement], None]) -> None:
         """Call `callback` between two batches with what each `refresh` asks for."""
         self._on_refresh.append(callback)
@@ -201,6 +207,8 @@ class Scheduler:
     def remove(self, tape: Tape, failure: Failure) -> None:
         """End all work on ``tape`` with ``failure``. Nothing may be submitted for it afterwards."""
         self._live.remove(tape, failure)
+        for callback in self._awaited.pop(tape, ()):
+            call(callback)
 
     @property
     def live(self) -> int:
@@ -248,12 +256,13 @@ class Scheduler:
 
     def advance(self, now: int) -> bool:
         """Plan, allocate, execute and commit one batch; False when nothing could run."""
+        called = self._call_awaiting()
         planned = self._plan(now)
         allocation = self._allocate(planned)
         executed = self._execute(self._speculation.draft(allocation.entries))
         if executed is not None:
             self._commit(executed)
-        return allocation.changed
+        return called or allocation.changed
 
     def close(self) -> None:
         """Refuse new work, and end all live work with `stopping`."""
@@ -261,6 +270,8 @@ class Scheduler:
         for arrived in self._inbox.take():
             arrived()
         self._live.close()
+        for callback in chain.from_iterable(list(self._awaited.values())):
+            call(callback)
 
     # Plan.
 
@@ -274,9 +285,23 @@ class Scheduler:
         self._after_question = planned.question
         self._live.waits.note(planned.waits)
         for tape in planned.lost:
-            for callback in self._on_lost:
-                call(partial(callback, tape))
+            self._rebuild(tape)
         return planned
+
+    def _rebuild(self, tape: Tape) -> None:
+        for callback in self._on_lost:
+            call(partial(callback, tape))
+
+    def _call_awaiting(self) -> bool:
+        """Call back for the tapes that are there; whether there was one."""
+        waiting = len(self._awaited)
+        for tape in list(self._awaited):
+            if tape.lost:
+                self._rebuild(tape)
+            elif tape.bring_back() or not (tape.away or self._memory.leaving):
+                for callback in self._awaited.pop(tape):
+                    call(callback)
+        return len(self._awaited) < waiting
 
     # Allocate.
 

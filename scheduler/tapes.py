@@ -87,9 +87,9 @@ class TapeAppend:
         return (oldest.since_ns or oldest.queued_ns) + bound if bound else None
 
     @property
-    def lost(self) -> bool:
-        """The tape's KV is lost."""
-        return self.tape.lost
+    def away(self) -> bool:
+        """The tape's KV is lost, or on its way to the pool, or out of it for want of blocks."""
+        return self.tape.away or self.tape.leaving
 
     @property
     def remaining(self) -> int:

@@ -255,7 +255,9 @@ def alone(config: Config, name: str) -> Config:
         source=msgspec.structs.replace(config.source, backlog_policy="wait"),
         events=msgspec.structs.replace(config.events, on_halt="flag"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
-        pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),
+        pool=msgspec.structs.replace(
+            config.pool, idle_spill=Duration(0), pressure_spill=False, host_blocks=0
+        ),
     )
 
 

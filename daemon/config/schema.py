@@ -207,10 +207,17 @@ class PoolConfig(Table, frozen=True):
             "file can be written; 0s is never"
         ),
     ] = OFF
+    pressure_spill: Annotated[
+        bool,
+        about(
+            "whether the least recently used sessions are offloaded to disk when the pool is full and the "
+            "host tier has no room"
+        ),
+    ] = True
     spill_dir: Annotated[
         str,
         about(
-            "directory for the files of idle sessions, in which each engine makes one of its own; "
+            "directory for the files of offloaded sessions, in which each engine makes one of its own; "
             '"" is `sessions` in the cache directory'
         ),
     ] = ""

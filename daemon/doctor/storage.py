@@ -35,7 +35,7 @@ class Directory:
 def read_directories(config: Config) -> tuple[Directory, ...]:
     """Those of snapshots, idle sessions and the cache, where each is used."""
     found = [_read("cache", cache_home())]
-    if config.pool.idle_spill:
+    if config.pool.idle_spill or config.pool.spill_dir:
         found.append(_read("pool.spill_dir", Path(config.pool.spill_dir or cache_home())))
     if config.recovery.interval:
         found.append(_read("recovery.directory", config.recovery.path, config.recovery.max_bytes))

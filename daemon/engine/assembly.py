@@ -47,6 +47,7 @@ from flash.registry import Registry
 from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
+from regions.offload.copy_threads import CopyThreads
 from regions.prefix_index import PrefixIndex
 from scheduler.costs import LearningExecutor
 from scheduler.inbox import Inbox
@@ -137,6 +138,7 @@ def wire_engine(
     for clause in unmet_clauses(config, unjudged):
         log.warning("%s", clause)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
+    _copy_aside(list(zip(built.all, schedulers, strict=True)), threads)
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
     spare = partial(capture_one, graphs_of(built))
     worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make, spare_work=spare)
@@ -148,6 +150,14 @@ def wire_engine(
     gauges: list[Callable[[], None]] = [memory, capacity]
     gauges += [each.snapshots.note for each in models]
     return EngineHost(_ready_event(opened, models), worker, feeder, models, gauges, threads, emit)
+
+
+def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> None:
+    """Have one thread copy the sessions of all models out of their pools and back."""
+    copies = CopyThreads(threads.make)
+    for built, scheduler in models:
+        if built.tiers.residency is not None:
+            built.tiers.residency.serve(copies, scheduler.run_between, copies.wait)
 
 
 def _served(

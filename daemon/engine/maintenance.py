@@ -35,8 +35,30 @@ class Tiers:
 
     host: HostTier | None = None
     residency: Residency | None = None
-    directory: OwnDirectory | None = None
-    """Holds the files of idle sessions, and is locked while it is referred to."""
+
+
+class _SpillDirectory:
+    """Holds the files of sessions, and is locked while this lives. It is made where it is first needed."""
+
+    def __init__(self, settings: PoolConfig) -> None:
+        self.base = Path(settings.spill_dir) if settings.spill_dir else cache_home() / "sessions"
+        self._own: OwnDirectory | None = None
+
+    def __call__(self) -> Path:
+        """Its path. Raises OSError."""
+        if self._own is None or not self._own.path.is_dir():
+            self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own = OwnDirectory(self.base)
+        return self._own.path
+
+    def check(self) -> None:
+        """Make it. Raises SettingError where that cannot be, except on a full disk: there is room later."""
+        try:
+            self()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise SettingError("pool.spill_dir", f"cannot make {self.base}: {error.strerror}") from error
+            log.error("sessions stay in the pool: %s is full", self.base)
 
 
 def tiers_of(
@@ -52,7 +74,8 @@ def tiers_of(
     ``host_blocks``: of the host tier. ``copied``: see `HostTier`. ``clock``: ns.
     """
     settings = config.pool
-    if not host_blocks and not settings.idle_spill:
+    spills = bool(settings.idle_spill) or settings.pressure_spill
+    if not host_blocks and not spills:
         return Tiers()
     host = None
     try:
@@ -61,23 +84,11 @@ def tiers_of(
         if settings.host_blocks != "auto":
             raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
         log.warning("there is no host tier, for want of memory: %s", error)
-    directory = _spill_directory(settings) if settings.idle_spill else None
-    own = directory.path if directory is not None else None
-    residency = Residency(engine.pool, Idleness(settings.idle_spill, own), clock, host=host)
-    return Tiers(host, residency, directory)
-
-
-def _spill_directory(settings: PoolConfig) -> OwnDirectory | None:
-    """Where idle sessions go; None on a disk that has no room even for a directory."""
-    base = Path(settings.spill_dir) if settings.spill_dir else cache_home() / "sessions"
-    try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return OwnDirectory(base)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            log.error("idle sessions stay in the pool: %s is full", base)
-            return None
-        raise SettingError("pool.spill_dir", f"cannot make {base}: {error.strerror}") from error
+    directory = _SpillDirectory(settings) if spills else None
+    if directory is not None and (settings.idle_spill or settings.spill_dir):
+        directory.check()
+    idleness = Idleness(settings.idle_spill, directory, settings.pressure_spill)
+    return Tiers(host, Residency(engine.pool, idleness, clock, host=host))
 
 
 def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:
@@ -97,8 +108,8 @@ def _digest(tokenizer: Any) -> str:
 class Maintenance:
     """The worker's idle hook: each call does one piece of work and says when it wants the next call.
 
-    A call gives back retired memory, notes finished copies, then offloads one idle session or compacts one
-    fragmented window. If there is neither, it audits the pool's block metadata. ``clock`` gives ns.
+    A call gives back retired memory, notes finished copies, then begins to offload one idle session or
+    compacts one fragmented window. If there is neither, it audits the pool's block metadata. ``clock``: ns.
     """
 
     def __init__(
@@ -119,6 +130,8 @@ class Maintenance:
         host, residency = self._tiers.host, self._tiers.residency
         if host is not None:
             host.poll()
+        if residency is not None:
+            residency.poll()
         if (residency is not None and residency.spill_idle()) or compact_one(list(self._tapes)):
             return 0.0
         if self._clock() >= self._next_audit:

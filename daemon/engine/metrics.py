@@ -171,6 +171,9 @@ class MemoryMetrics:
             self._store.set("foretick_host_blocks", used, state="used")
         if kept := [tiers.residency for _, tiers in self._models if tiers.residency is not None]:
             self._count("foretick_spill_failures_total", sum(each.failures for each in kept))
+            spills = sum((Counter(dict(each.spills)) for each in kept), Counter[str]())
+            for outcome, count in spills.items():
+                self._count("foretick_spills_total", count, outcome=outcome)
             restores = sum((Counter(dict(each.restores)) for each in kept), Counter[str]())
             for outcome, count in restores.items():
                 self._count("foretick_restores_total", count, outcome=outcome)

@@ -295,7 +295,18 @@ class RequestRunner:
     # On the scheduler's thread.
 
     def _score(self, scored: Sequence[tuple[Generate, Prompt]]) -> None:
-        """Have the choices of ``scored`` scored, each node of their trees on a fork of its own."""
+        """Have the choices of ``scored`` scored, once their sessions are in the pool."""
+        ready = list[tuple[Generate, Prompt]]()
+        for each in scored:
+            tape = self._built.tapes.get(each[0].session)
+            if tape is None or tape.resident:
+                ready.append(each)
+            else:
+                self._scheduler.when_resident(tape, partial(self._fork, [each]))
+        self._fork(ready)
+
+    def _fork(self, scored: Sequence[tuple[Generate, Prompt]]) -> None:
+        """Submit the choices of ``scored``, each node of their trees on a fork of its own."""
         made = {}
         for asked, prompt in scored:
             if not self._takes(asked.id):

@@ -204,8 +204,10 @@ class Snapshots:
     def close(self, within_s: float) -> None:
         """Write what changed, after the scheduler and the data plane have ended."""
         deadline = time.monotonic() + within_s
+        if self.built.tiers.residency is not None:
+            self.built.tiers.residency.finish(within_s)
         if self._writing is not None:
-            self._writing.join(max(0.0, within_s))
+            self._writing.join(max(0.0, deadline - time.monotonic()))
         for tape, session in self._sessions.items():
             if session.incomplete or not self._changed(tape) or time.monotonic() > deadline:
                 continue
@@ -223,10 +225,14 @@ class Snapshots:
         elsewhere = self.input.lives.state(tape.name) in ELSEWHERE
         return tape.version != self._sessions[tape].saved and not elsewhere
 
-    def _want(self, tape: Tape) -> None:
+    def _want(self, tape: Tape, awaited: bool = False) -> None:
+        """Begin the snapshot of a session, which is brought back to the pool first unless ``awaited``."""
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:
             return
-        tape.bring_back()  # it may have been offloaded
+        if not awaited and not tape.resident and not tape.lost:
+            self._sessions[tape].wait(self.clock() + SOON_NS)
+            self.scheduler.when_resident(tape, partial(self._want, tape, True))
+            return
         if not self.parts.settled(tape):
             self._sessions[tape].wait(self.clock() + SOON_NS)
             return

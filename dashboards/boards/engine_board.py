@@ -37,6 +37,7 @@ def _memory() -> list[object]:
         series(
             "Questions that each session could have", "short", (gauge("foretick_k_max", over="min"), "k_max")
         ),
+        rates("Sessions that leave the pool a second, by where to", "foretick_spills_total", "outcome"),
         rates("Sessions restored a second, by where from", "foretick_restores_total", "outcome"),
         rates("Prefix cache, tokens a second", "foretick_prefix_tokens_total", "event"),
         counters("Idle sessions not written or read, a second", failed="foretick_spill_failures_total"),

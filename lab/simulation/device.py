@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.step import Chunk, SampledToken
 from regions.allocator import Run
-from regions.offload.kv_store import StoredBlocks
+from regions.offload.kv_store import Steps, StoredBlocks
 from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache
@@ -83,9 +83,10 @@ class SimStored(StoredBlocks):
     def __init__(self, tier: SimTier, blocks: int) -> None:
         self._tier, self._blocks = tier, blocks
 
-    def load(self, blocks: Sequence[Run]) -> None:
+    def loading(self, blocks: Sequence[Run]) -> Steps:
         """See `StoredBlocks`."""
         self._tier.load(self._blocks)
+        yield
 
     def keep(self, blocks: int) -> None:
         """See `StoredBlocks`."""

@@ -13,8 +13,9 @@ from regions.allocator import Run
 from regions.block_table import split
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
-from regions.offload.copies import Copies, Quarantine, copies_for
-from regions.offload.kv_store import Copied, StoredBlocks
+from regions.offload.copies import Copies, DirectCopies, Quarantine, copies_for
+from regions.offload.kv_store import Copied, Steps, StoredBlocks
+from regions.offload.staging import copying
 
 
 class HostTier:
@@ -66,6 +67,28 @@ class HostTier:
         self.swapped_out += 1
         return HostCopy(self, taken)
 
+    @property
+    def queues(self) -> bool:
+        """Copies are queued on a device: starting one takes no time."""
+        return not isinstance(self._copies, DirectCopies)
+
+    def take(self, blocks: Sequence[Run]) -> tuple[HostCopy, Steps] | None:
+        """As `put` where nothing is queued: the caller takes the steps, and keeps ``blocks`` meanwhile."""
+        taken = self.pool.take(sum(run.blocks for run in blocks))
+        if taken is None:
+            return None
+        self.swapped_out += 1
+        return HostCopy(self, taken), copying(self.pool, taken, self._device, blocks)
+
+    def copying_back(self, source: Sequence[Run], blocks: Sequence[Run]) -> Steps:
+        """As `fetch`, in steps: one where copies are queued."""
+        if self.queues:
+            self.fetch(source, blocks)
+            yield
+            return
+        yield from copying(self._device, blocks, self.pool, source)
+        self.swapped_in += 1
+
     def fetch(self, source: Sequence[Run], blocks: Sequence[Run]) -> None:
         """Start copying ``source`` of the host pool to ``blocks`` of the device pool.
 
@@ -99,6 +122,10 @@ class HostCopy(StoredBlocks):
     def load(self, blocks: Sequence[Run]) -> None:
         """See `StoredBlocks.load`."""
         self._tier.fetch(self._blocks, blocks)
+
+    def loading(self, blocks: Sequence[Run]) -> Steps:
+        """See `StoredBlocks.loading`."""
+        return self._tier.copying_back(self._blocks, blocks)
 
     def keep(self, blocks: int) -> None:
         """Keep only the oldest ``blocks`` blocks and free the rest on the host."""

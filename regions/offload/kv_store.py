@@ -1,7 +1,7 @@
 """KV outside the device pool: on the host or on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol
 
 from regions.allocator import Run
@@ -10,6 +10,10 @@ Way = Literal["out", "in"]
 """Of a transfer: out of the pool, or back in."""
 Copied = Callable[[Way, int, int], None]
 """Called after each transfer with its way, its blocks and the time that it took, ns."""
+Steps = Generator[None, None, None]
+"""A copy, a chunk a step; it may be closed after any."""
+Aside = Callable[[Way, Steps], None]
+"""Take the steps of a copy, elsewhere or at once."""
 
 
 class StoredLost(Exception):
@@ -24,17 +28,28 @@ class StoredBlocks(ABC):
     """The KV of some blocks, oldest first, owned by the sequence it came from."""
 
     @abstractmethod
-    def load(self, blocks: Sequence[Run]) -> None:
+    def loading(self, blocks: Sequence[Run]) -> Steps:
         """Copy it to ``blocks`` of the device pool, in order, one for each stored block.
 
-        Later passes see it. Raises StoredLost.
+        The steps raise StoredLost. Passes after the last one see it.
         """
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """All of `loading` at once."""
+        for _ in self.loading(blocks):
+            pass
 
     def keep(self, blocks: int) -> None:  # noqa: B027  # what cannot be cut is kept whole
         """Keep only the oldest ``blocks`` blocks, where it can be cut."""
 
     def release(self) -> None:  # noqa: B027  # what is no copy stays
         """Free all of it."""
+
+
+def inline(way: Way, steps: Steps) -> None:
+    """An `Aside` on the calling thread."""
+    for _ in steps:
+        pass
 
 
 class Store(Protocol):

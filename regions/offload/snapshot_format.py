@@ -3,7 +3,7 @@
 The layout: a fixed prefix (magic, format version, lengths), a msgpack header and its checksum, the KV of the
 live slots by layer (all keys, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the pool's
 dtype and the machine's byte order), and the KV's checksum. A file is replaced whole, and the whole file is
-checked before any of it reaches the pool.
+checked before any of it reaches the pool. Files are written and read in chunks, see `Steps`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, cast
+from urllib.parse import quote
 
 import msgspec
 import torch
@@ -24,7 +25,8 @@ import torch
 from regions.allocator import Run
 from regions.extents import SlotRange
 from regions.kv_tensors import KVPool
-from regions.offload.kv_store import StoredBlocks, StoredLost
+from regions.offload.kv_store import Aside, Steps, StoredBlocks, StoredLost
+from regions.offload.staging import CHUNK, Staging
 from regions.sliding import TapeState
 from support.durable_file import create, replacing
 
@@ -34,7 +36,6 @@ MAGIC = b"FTICKKV\n"
 FORMAT = 7
 _PREFIX = struct.Struct("<8sIQQ")  # magic, format version, bytes of the header, bytes of the KV
 _DIGEST = 32
-_CHUNK = 1 << 20
 
 
 class SnapshotError(StoredLost):
@@ -88,8 +89,8 @@ def write_snapshot(
     ranges: Sequence[SlotRange],
     *,
     opened: Callable[[Path], BinaryIO] = create,
-) -> bytes:
-    """Write ``header`` and the KV of ``ranges`` (the live slots, oldest first); returns the file's seal.
+) -> None:
+    """Write ``header`` and the KV of ``ranges`` (the live slots, oldest first).
 
     Raises SnapshotError, leaving no temporary file, when writing fails, and ValueError when there are no
     slots.
@@ -98,10 +99,10 @@ def write_snapshot(
         raise ValueError(f"session {header.session} has no KV to write")
     try:
         with replacing(path, opened=opened) as file:
-            seal = _write(file, header, pool, ranges)
+            for _ in _writing(file, _Head.of(header), pool, ranges):
+                pass
     except OSError as error:
         raise SnapshotError(f"{path} could not be written: {error.strerror or error}") from error
-    return seal
 
 
 def read_header(path: Path) -> SnapshotHeader:
@@ -127,9 +128,19 @@ class Snapshot:
     @classmethod
     def open(cls, path: Path) -> Snapshot:
         """Check the whole file. Raises SnapshotError: incomplete, damaged; ForeignSnapshot: other format."""
+        steps = cls.opening(path)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(Snapshot, end.value)
+
+    @classmethod
+    def opening(cls, path: Path) -> Generator[None, None, Snapshot]:
+        """As `open`, in steps."""
         try:
             with path.open("rb") as file:
-                header, seal, kv_size = _check(file, path)
+                header, seal, kv_size = yield from _checking(file, path)
         except OSError as error:
             raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
         if not isinstance(getattr(torch, header.identity.dtype, None), torch.dtype):
@@ -145,21 +156,25 @@ class Snapshot:
             if theirs != mine:
                 raise ForeignSnapshot(f"{self.path} is foreign: its {field} is {theirs}, not {mine}")
 
-    def load_blocks(self, pool: KVPool, blocks: Sequence[Run], skip: int = 0) -> None:
-        """As `load`, to whole ``blocks`` behind their first ``skip`` slots."""
+    def loading_blocks(self, pool: KVPool, blocks: Sequence[Run], skip: int = 0) -> Steps:
+        """As `load` in steps, to whole ``blocks`` behind their first ``skip`` slots."""
         size, left = pool.block_size, self.header.state.tokens
         ranges: list[SlotRange] = []
         for start, stop in blocks:
             count = min(left, (stop - start) * size - skip)
             ranges.append((start * size + skip, count))
             left, skip = left - count, 0
-        self.load(pool, ranges)
+        return self._loading(pool, ranges)
 
     def load(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
         """Copy the KV to ``ranges`` of ``pool``: one slot for each token, oldest first.
 
         Raises SnapshotError when the file cannot be read any more, or is another one by now.
         """
+        for _ in self._loading(pool, ranges):
+            pass
+
+    def _loading(self, pool: KVPool, ranges: Sequence[SlotRange]) -> Steps:
         tokens = self.header.state.tokens
         if sum(count for _, count in ranges) != tokens:
             raise SnapshotError(f"{self.path} has {tokens} tokens, which do not fit the slots")
@@ -167,15 +182,10 @@ class Snapshot:
             with self.path.open("rb") as file:
                 if _head(file, self.path)[1] != self.seal:
                     raise SnapshotError(f"{self.path} was replaced since it was checked")
-                for target, size in zip(_tensors(pool), _sizes(self.header), strict=True):
-                    raw = bytearray(file.read(size))
-                    if len(raw) != size:
+                for chunk in Staging(pool, ranges).write():
+                    if file.readinto(chunk) != len(chunk):
                         raise SnapshotError(f"{self.path} became shorter while it was read")
-                    source = torch.frombuffer(raw, dtype=pool.dtype).view(len(target), tokens, -1)
-                    before = 0
-                    for slot, count in ranges:
-                        target[:, slot : slot + count] = source[:, before : before + count].to(pool.device)
-                        before += count
+                    yield
         except OSError as error:
             raise SnapshotError(f"{self.path} could not be read: {error.strerror or error}") from error
 
@@ -186,61 +196,105 @@ class Restoring(StoredBlocks):
     def __init__(self, pool: KVPool, snapshot: Snapshot) -> None:
         self._pool, self._snapshot = pool, snapshot
 
-    def load(self, blocks: Sequence[Run]) -> None:
-        """See `StoredBlocks.load`; raises SnapshotError."""
-        self._snapshot.load_blocks(self._pool, blocks)
+    def loading(self, blocks: Sequence[Run]) -> Steps:
+        """See `StoredBlocks.loading`; raises SnapshotError."""
+        return self._snapshot.loading_blocks(self._pool, blocks)
 
 
 class DiskCopy(StoredBlocks):
-    """One session's KV in a file, which `release` removes.
+    """One session's KV in a file that only this process reads; `release` removes it.
 
-    ``skip``: dead slots at the start of its first block when it was written.
+    ``directory``: where, on the thread that writes; it raises OSError. ``ranges``: the live slots, oldest
+    first. ``aside``: takes the steps of removing the file.
     """
 
-    def __init__(self, pool: KVPool, path: Path, identity: Identity, seal: bytes, skip: int) -> None:
-        self._pool, self._path, self._identity = pool, path, identity
-        self._seal, self._skip = seal, skip
+    def __init__(
+        self,
+        pool: KVPool,
+        directory: Callable[[], Path],
+        header: SnapshotHeader,
+        ranges: Sequence[SlotRange],
+        aside: Aside,
+    ) -> None:
+        self._pool, self._directory, self._aside = pool, directory, aside
+        self._name, self._identity = f"{quote(header.session, safe='')}.kv", header.identity
+        self._head, self._ranges = _Head.of(header), ranges
+        self._path: Path | None = None
 
-    def load(self, blocks: Sequence[Run]) -> None:
-        """See `StoredBlocks.load`; raises SnapshotError."""
-        snapshot = Snapshot.open(self._path)
+    def writing(self) -> Steps:
+        """Write the file; raises SnapshotError. It is left only by the last step.
+
+        It need not outlive the machine, so nothing waits for the disk to flush it.
+        """
+        path = Path(self._name)
+        try:
+            path = self._directory() / self._name
+            path.unlink(missing_ok=True)
+            try:
+                with create(path) as file:
+                    yield from _writing(file, self._head, self._pool, self._ranges)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise SnapshotError(f"{path} could not be written: {error.strerror or error}") from error
+        self._path = path
+
+    def loading(self, blocks: Sequence[Run]) -> Steps:
+        """See `StoredBlocks.loading`; raises SnapshotError."""
+        assert self._path is not None  # it was written
+        snapshot = yield from Snapshot.opening(self._path)
         snapshot.expect(self._identity)
-        if snapshot.seal != self._seal:
+        if snapshot.seal != self._head.seal:
             raise SnapshotError(f"{self._path} is not the file that was written: it was replaced")
-        snapshot.load_blocks(self._pool, blocks, self._skip)
+        yield from snapshot.loading_blocks(self._pool, blocks, self._ranges[0][0] % self._pool.block_size)
 
     def release(self) -> None:
         """Remove the file."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s could not be removed: %s", self._path, error)
+        if self._path is not None:
+            self._aside("out", _removing(self._path))
 
 
-def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequence[SlotRange]) -> bytes:
-    packed = msgspec.msgpack.encode(header)
-    prefix = _PREFIX.pack(MAGIC, FORMAT, len(packed), sum(_sizes(header)))
-    seal = _digest(prefix + packed)
-    file.write(prefix + packed + seal)
-    kv = blake2b(seal, digest_size=_DIGEST)
-    for tensor in _tensors(pool):
-        # joined on the host, because the device may be out of memory
-        live = torch.cat([tensor[:, slot : slot + count].cpu() for slot, count in ranges], 1)
-        raw = live.view(torch.uint8).numpy().data.cast("B")  # bytes: numpy has no bfloat16
-        kv.update(raw)
-        file.write(raw)
+def _removing(path: Path) -> Steps:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s could not be removed: %s", path, error)
+    yield
+
+
+class _Head(NamedTuple):
+    """What a file begins with, and its checksum."""
+
+    data: bytes
+    seal: bytes
+
+    @classmethod
+    def of(cls, header: SnapshotHeader) -> _Head:
+        packed = msgspec.msgpack.encode(header)
+        data = _PREFIX.pack(MAGIC, FORMAT, len(packed), sum(_sizes(header))) + packed
+        return cls(data, _digest(data))
+
+
+def _writing(file: BinaryIO, head: _Head, pool: KVPool, ranges: Sequence[SlotRange]) -> Steps:
+    file.write(head.data + head.seal)
+    kv = blake2b(head.seal, digest_size=_DIGEST)
+    for chunk in Staging(pool, ranges).read():
+        kv.update(chunk)
+        file.write(chunk)
+        yield
     file.write(kv.digest())
-    return seal
 
 
-def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int]:
-    """(header, seal, bytes of the KV), after checking lengths and checksums."""
+def _checking(file: BinaryIO, path: Path) -> Generator[None, None, tuple[SnapshotHeader, bytes, int]]:
+    """(header, seal, bytes of the KV), after checking lengths and checksums in steps."""
     header, seal, kv_size = _head(file, path)
     kv = blake2b(seal, digest_size=_DIGEST)
     remaining = kv_size
-    while chunk := file.read(min(remaining, _CHUNK)):
+    while chunk := file.read(min(remaining, CHUNK)):
         kv.update(chunk)
         remaining -= len(chunk)
+        yield
     if file.read() != kv.digest():
         raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
     return header, seal, kv_size
@@ -273,13 +327,6 @@ def _head(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int]:
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST).digest()
-
-
-def _tensors(pool: KVPool) -> Iterator[torch.Tensor]:
-    """Keys and values in the order of the file."""
-    for keys, values in zip(pool.keys, pool.values, strict=True):
-        yield keys
-        yield values
 
 
 def _sizes(header: SnapshotHeader) -> Iterator[int]:

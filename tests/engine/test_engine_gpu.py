@@ -5,6 +5,7 @@ More of the engine's tests run there with ``FORETICK_TEST_DEVICE=cuda``, see `do
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,10 @@ from engine.seeding import Sampling
 from engine.step import Chunk, OutOfMemory
 from regions.ephemeral import Fork
 from regions.offload.copies import StreamCopies
+from regions.offload.copy_threads import CopyThreads
 from regions.offload.host_tier import HostTier
+from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot_format import Identity
 from regions.tape import Retention, Tape
 from tests.engine.oracle import random_weights, tiny_config
 from tests.kit import tolerance
@@ -140,3 +144,36 @@ def test_a_gpu_draws_the_tokens_of_a_cpu() -> None:
     assert [row[0] for row in rows[0]] == [row[0] for row in rows[1]]
     for cpu, gpu in zip(*rows, strict=True):
         assert gpu[1:] == pytest.approx(cpu[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_a_session_goes_to_disk_and_returns_bit_by_bit_beside_passes(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """By another thread, through pinned memory on a stream of its own, while others write around it."""
+    engine, tape = engine_of(model_of(dtype))
+    pool, now, copies = engine.pool, [0], CopyThreads()
+    residency = Residency(pool, Idleness(1, lambda: tmp_path), lambda: now[0])
+    residency.serve(copies, lambda call: None)
+    residency.attach(tape, Identity.of(pool, model="m", tokenizer="t", frozen=[]))
+
+    def kv() -> list[torch.Tensor]:
+        parts = [[t[:, slot : slot + n] for slot, n in tape.live_ranges] for t in pool.tensors]
+        return [torch.cat(each, 1).cpu().view(torch.uint8) for each in parts]
+
+    before, logits = kv(), answered(engine, tape, [9, 8, 7])
+    now[0] = 10
+    assert residency.spill_idle()
+    scribble(pool)
+    assert copies.wait(60)
+    residency.poll()
+    assert not tape.resident
+    scribble(pool)
+    assert not tape.bring_back()
+    scribble(pool)
+    assert copies.wait(60)
+    residency.poll()
+    assert tape.resident
+    assert all(torch.equal(*each) for each in zip(before, kv(), strict=True))
+    tolerance.assert_logits(engine.model, answered(engine, tape, [9, 8, 7]), logits)
+    tape.release()

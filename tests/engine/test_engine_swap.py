@@ -124,7 +124,7 @@ def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool)
     world = AskedTape()
     engine, tape = world.engine, world.tape
     now = [0]
-    residency = Residency(engine.pool, Idleness(100, tmp_path), lambda: now[0])
+    residency = Residency(engine.pool, Idleness(100, lambda: tmp_path), lambda: now[0])
     residency.attach(tape, Identity.of(engine.pool, frozen=world.frozen, **IDENTITY_OF))
     now[0] = 100
     assert residency.spill_idle()

@@ -242,7 +242,7 @@ def test_a_lost_session_is_resident_again_once(
 ) -> None:
     """By its rebuild or by the refresh, whichever is first; questions and appends made meanwhile are done."""
     world = World(carry())
-    residency = Residency(world.engine.pool, Idleness(1, tmp_path), world.clock)
+    residency = Residency(world.engine.pool, Idleness(1, lambda: tmp_path), world.clock)
     identity = Identity.of(world.engine.pool, model="m", tokenizer="t", frozen=FROZEN)
     residency.attach(world.tape, identity)
     Rebuilder(world.steps, world.clock)
@@ -268,7 +268,7 @@ def test_a_lost_session_is_resident_again_once(
 
 def test_a_snapshot_is_of_the_prefix_it_was_written_behind(tmp_path: Path) -> None:
     world = World(carry())
-    residency = Residency(world.engine.pool, Idleness(1, tmp_path), world.clock)
+    residency = Residency(world.engine.pool, Idleness(1, lambda: tmp_path), world.clock)
     old = Identity.of(world.engine.pool, model="m", tokenizer="t", frozen=FROZEN)
     new = Identity.of(world.engine.pool, model="m", tokenizer="t", frozen=LONGER)
     residency.attach(world.tape, old)

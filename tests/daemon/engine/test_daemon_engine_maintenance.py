@@ -152,7 +152,7 @@ def test_without_settings_there_are_no_tiers_and_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("FORETICK_CACHE", str(tmp_path))
     engine = small_engine()
-    assert tiers_of(Config(), engine, 0) == Tiers()
+    assert tiers_of(Config(pool=PoolConfig(pressure_spill=False)), engine, 0) == Tiers()
     only_host = tiers_of(Config(), engine, 3)
     assert only_host.host is not None
     assert list(tmp_path.iterdir()) == []
@@ -160,13 +160,59 @@ def test_without_settings_there_are_no_tiers_and_nothing_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["sessions"]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_full_pool_sends_sessions_to_disk_unless_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, on: bool
+) -> None:
+    """By default, to the cache directory, which is written only then. A metric counts it."""
+    monkeypatch.setenv("FORETICK_CACHE", str(tmp_path))
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    config = Config() if on else Config(pool=PoolConfig(pressure_spill=False))
+    tiers = tiers_of(config, engine, 0, clock=clock)
+    tape = tape_of(engine, tiers, "a")
+    keep = keeper(engine, [tape], tiers, store, clock)
+    append(engine, tape, list(range(20, 40)))
+    before = ask(engine, tape)
+    assert list(tmp_path.iterdir()) == []
+    prompt = engine.open_prompt()
+    assert prompt.acquire(4 * 54) == on
+    assert tape.resident != on
+    assert len(list(tmp_path.glob("sessions/*/a.kv"))) == on
+    prompt.release()
+    assert ask(engine, tape) == before
+    assert keep() is None
+    assert value(store, "spills_total", outcome="disk") == on
+    tape.release()
+
+
+def test_a_spill_directory_that_cannot_be_made_stops_only_the_spill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default one: the daemon starts, and says it when the pool is full."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FORETICK_CACHE", str(tmp_path / "file" / "x"))
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    tiers = tiers_of(Config(), engine, 0, clock=clock)
+    tape = tape_of(engine, tiers, "a")
+    append(engine, tape, list(range(20, 40)))
+    prompt = engine.open_prompt()
+    assert not prompt.acquire(4 * 54)
+    assert tape.resident
+    assert "session a stays in the pool: a.kv could not be written: Not a directory" in caplog.text
+    keeper(engine, [tape], tiers, store, clock)()
+    assert value(store, "spill_failures_total") == 1
+    prompt.release()
+    tape.release()
+
+
 def test_impossible_tiers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One of no given size is left out instead."""
     engine = small_engine()
     (tmp_path / "file").touch()
-    spill = Config(pool=PoolConfig(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
-    with pytest.raises(SettingError, match=r"pool\.spill_dir"):
-        tiers_of(spill, engine, 0)
+    for idle in (Duration(1), Duration(0)):
+        spill = Config(pool=PoolConfig(idle_spill=idle, spill_dir=str(tmp_path / "file" / "x")))
+        with pytest.raises(SettingError, match=r"pool\.spill_dir"):
+            tiers_of(spill, engine, 0)
 
     def no_memory(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't allocate memory")

@@ -26,6 +26,10 @@ class ScoredRig(Rig):
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
+        self.awaited: list[tuple[Any, Callable[[], None]]] = []
+
+    def when_resident(self, tape: Any, callback: Callable[[], None]) -> None:
+        self.awaited.append((tape, callback))
 
     def run_between(self, callback: Callable[[], None]) -> bool:
         if not self.closed:
@@ -110,7 +114,7 @@ def test_a_client_that_leaves_before_the_forks_are_made_costs_nothing(rig: Score
 
 def test_the_record_of_a_fork_s_version_is_kept_until_it_is_answered(rig: ScoredRig) -> None:
     fork = SimpleNamespace(version=5, context_tokens=1, cached_tokens=1)
-    tape = SimpleNamespace(fork=lambda: fork, name="s", version=5)
+    tape = SimpleNamespace(fork=lambda: fork, name="s", version=5, resident=True)
     rig.generations._built.tapes["s"] = tape  # type: ignore[assignment]
     for version in (5, 6, 7):
         rig.generations.on_commit(tape, version, [SimpleNamespace(payload=f"newest of {version}")])  # type: ignore[arg-type, list-item]
@@ -135,10 +139,13 @@ def test_a_window_that_is_elsewhere_and_a_scheduler_that_stops_are_said(rig: Sco
     def fork() -> None:
         raise NotResident("full")
 
-    rig.generations._built.tapes["s"] = SimpleNamespace(fork=fork, name="s", version=3)  # type: ignore[assignment]
+    tape = SimpleNamespace(fork=fork, name="s", version=3, resident=False)
+    rig.generations._built.tapes["s"] = tape  # type: ignore[assignment]
     prompt = rig.prompts.prompt(ASKED)
     rig.generations._unforked |= {1, 2}
     rig.generations._score([(Generate(id=1, session="s", choices=CHOICES, scored=True), prompt)])
+    assert [(awaited, len(rig.failed)) for awaited, _ in rig.awaited] == [(tape, 0)]
+    rig.awaited.pop()[1]()  # it has no room now
     rig.generations._score([(Generate(id=2, session="gone", choices=CHOICES, scored=True), prompt)])
     rig.closed = True
     rig.score(id=3)

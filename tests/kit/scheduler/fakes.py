@@ -55,6 +55,7 @@ class FakeMemory:
 
     def __init__(self, total_blocks: int, block_size: int = 4) -> None:
         self.total_blocks, self.block_size = total_blocks, block_size
+        self.leaving = 0
         self.references: dict[int, int] = {}
         self._unused = list(range(total_blocks))
 
@@ -230,13 +231,17 @@ class FakeTape:
         self.history: dict[int, tuple[int, ...]] = {0: ()}
         self.fail_commit = False
         self.staleness_ns = 0
-        self.lost = False
+        self.lost = self.leaving = False
         self.unreadable = False
         """Stored outside the pool; that it is lost shows when it is first needed."""
 
     @property
     def tokens(self) -> list[int]:
         return [token for record in self.records for token in record]
+
+    @property
+    def away(self) -> bool:
+        return self.lost
 
     @property
     def live_tokens(self) -> int:

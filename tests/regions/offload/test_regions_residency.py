@@ -44,7 +44,10 @@ class House:
         self.now = 0
         self.host = HostTier(self.pool, host_blocks) if host_blocks else None
         self.residency = Residency(
-            self.pool, Idleness(limit, directory, 1000), lambda: self.now, host=self.host
+            self.pool,
+            Idleness(limit, directory and (lambda: directory), retry_ns=1000),
+            lambda: self.now,
+            host=self.host,
         )
         self.tapes = [self.tape(f"t{i}") for i in range(tapes)]
         self.fill(*(range(tapes) if fill is None else fill))
