@@ -42,6 +42,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "predicted": ("bench.scheduler.predicted:measure", "Plans beside the daemon they are for"),
         "preemption": ("bench.scheduler.preemption:measure", "Swapping or recomputing, by length"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
+        "spill": ("bench.scheduler.spill:measure", "Questions while a session goes to disk"),
     },
     "peers": {
         "grow": ("bench.peers.measure:grow", "A growing tape beside other engines"),
