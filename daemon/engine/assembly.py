@@ -142,14 +142,18 @@ def wire_engine(
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
     spare = partial(capture_one, graphs_of(built))
     worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make, spare_work=spare)
+    gauges = _gauges(built, models, store)
+    return EngineHost(_ready_event(opened, models), worker, feeder, models, gauges, threads, emit)
+
+
+def _gauges(built: Built, models: Sequence[ServedModel], store: MetricStore) -> list[Callable[[], None]]:
+    """What is read at each heartbeat: memory, capacity, and the age of snapshots."""
     memory = MemoryMetrics([(each.engine, each.tiers) for each in built.all], store)
     tapes = ChainMap(*(each.tapes for each in built.all))
     capacity = CapacityMetrics(
         store, [each.engine.pool for each in built.all], tapes, questions_most=partial(questions_most, models)
     )
-    gauges: list[Callable[[], None]] = [memory, capacity]
-    gauges += [each.snapshots.note for each in models]
-    return EngineHost(_ready_event(opened, models), worker, feeder, models, gauges, threads, emit)
+    return [memory, capacity, *(each.snapshots.note for each in models)]
 
 
 def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> None:
