@@ -58,6 +58,7 @@ class PredictedPlan:
         (16, "1s", 10),
         (16, "500ms", 40),
         (48, "1s", 10),
+        (100, "1s", 10),
     )
     window: int = 64
     seconds: float = 20.0
