@@ -17,6 +17,9 @@ from scheduler.interfaces import Limits
 EDGE = 1e-9
 """A quotient this little below a whole number is that number: 0.3 / 0.1 is 3."""
 
+_LEAST_S = 1e-9
+"""Of a pass: a profile may say 0."""
+
 AskedTimes = tuple[tuple[float, float, float], ...]
 """Of each question of a session: its tokens, those of its answer, and how often it is asked, per bar."""
 
@@ -119,7 +122,8 @@ class Background:
         Without questions, those of one token count.
         """
         ingest = min(data, self.ingest(n) + others * data)
-        return k_max(data, ingest, self.header(n), self.flash(n) or self.passes(1, 1))
+        flash = self.flash(n) or self.passes(1, 1) or _LEAST_S
+        return k_max(data, ingest, self.header(n), flash)
 
     def passes(self, rows: int, tokens: int) -> float:
         """``rows`` rows of ``tokens`` tokens behind the context."""

@@ -39,7 +39,7 @@ def _of_model(model: ServedModel, others: float) -> int | None:
         return None
     config, built = model.sessions.config, model.built
     context = fmean(len(tape.prefix) + tape.live_tokens for tape, _ in read)
-    bar = fmean(tape.live_tokens / tape.live_records for tape, _ in read)
+    bar = fmean(tape.live_tokens / max(1, tape.live_records) for tape, _ in read)  # it may be emptied now
     intervals = [session.bars(config.bars).interval for _, session in read]
     questions = tuple(
         (tokens, answer, times / len(read))

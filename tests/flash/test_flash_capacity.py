@@ -77,3 +77,9 @@ def test_no_question_is_worth_one_of_one_token() -> None:
     assert alone.k_max(1, 0.1, 0.0) == int((100 - 2.5) / 2.1)
     assert alone.k_max(1, 0.002, 0.0) == 0, "not even the update fits"
     assert passes_ns(0, (10, 5), Linear(), LIMITS) == 0
+
+
+def test_a_device_that_takes_no_time_has_a_limit_all_the_same() -> None:
+    free: Any = SimpleNamespace(batch_ns=lambda spans: 0)
+    for questions in ((), ((3, 1, 1.0),)):
+        assert Background(free, LIMITS, Shape(10, 5, questions)).k_max(2, 1.0, 0.0) > 10**8
