@@ -1,108 +1,90 @@
 """Acting within an error: which answers may be acted on, so that at most a given share of those is wrong.
 
-An answer's *risk* is 1 less the probability of its choice at the calibration's temperature. Three rules say
-whether to act on it; each works by regime (`flash.regimes`), and by the coarser ones that it is part of.
+1. **Risk.** 1 less the probability of the choice at the calibration's temperature. Its odds are multiplied by
+   what labels found in the same *case*: wrong answers over expected ones (online recalibration, as in Foster
+   and Hart's "Calibeating", 2023). A case is whether the answer equals the newest label known, and whether
+   that label's own answer was wrong: most errors are where the right answer changes.
+2. **Limit.** A leaky bucket counts errors by regime (`flash.regimes`) and in all: a wrong answer that was
+   acted on adds 1 to its *debt*, each label of one that was takes `_RATE` of the error off. The larger the
+   debt, the smaller the risk that is acted on (online risk control: Gibbs and Candes, 2021; Feldman et al.,
+   2023). A regime begins with a debt of `_BEGIN`, so it is acted in with care before its labels come.
+3. **Budget.** From a debt of `FULL` - 1 on nothing is acted on. Meanwhile labels of almost certain answers
+   take from the debt in place of those acted on, so that it ends. So whatever the data do, the errors of m
+   labels in a row that moved the debt are `_RATE` * ``max_error`` * m + `FULL` at most, and those that waited
+   for their label at once: at an error of 0.02, 20 of a thousand. See `Acting.label`.
 
-1. **Evidence.** Of labelled answers, right and wrong ones are counted by risk, in bins. The *cut* is the
-   largest risk up to which the counted error, with one more wrong answer added, is within the aim: conformal
-   risk control (Angelopoulos et al., 2024) of the error among those acted on. Where a regime has few labels,
-   those of the coarser one fill up; where there are none, the calibration's do, with its errors doubled.
-2. **Offset.** Each label of an answer that was acted on moves the cut: down after a wrong one, a little up
-   after a right one (online risk control: Gibbs and Candes, 2021; Feldman et al., 2023). So whatever the data
-   do, the error is within the aim in the long run; see `Acting.label`.
-3. **Budget.** Of the last `WINDOW` labelled answers that were acted on, at most the share ``max_error`` may
-   be wrong. As it is used up the cut falls, and when it is, nothing is acted on. Meanwhile answers that would
-   be almost certain enter the window by their labels in place of those acted on, so that it moves on.
-
-All is plain arithmetic on labels in their order, and saved with the session. Counts are in 1 / `ONE` labels.
+All is plain arithmetic on labels in their order, and saved with the session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import log2
+from math import exp
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from flash.confidence import QuestionCalibration
-from flash.regimes import EVERYTHING, RegimeTracker, coarser
+from flash.regimes import RegimeTracker
 
 AbstainReason = Literal["low_confidence", "few_labels", "error_budget"]
 """Why an answer is not to be acted on."""
 WINDOW = 1_000
-"""Labelled answers that were acted on, of which the share wrong is kept."""
-BINS = 64
-_PER_OCTAVE = 3
-ONE = 256
-MEMORY = 2_000
-"""Labels of a regime, at which all its counts are halved."""
-_BORROWED, _PRIOR = 400, 2_000
-"""Labels that count of the coarser regime, and of the calibration."""
-_DOUBT = 2
-"""How often an error of the calibration counts."""
-_AIM = 0.75
-"""Share of the error that is aimed at."""
-_STEP = 2.0
-"""Bins that a wrong answer which was acted on moves the cut."""
-_LEAST = 250
-"""Answers acted on that a budget takes for granted."""
+"""Labelled answers that were acted on, of which the share wrong is shown."""
+FULL = 8.0
+"""Errors of a debt that no error may add to."""
+_BEGIN = 4.0
+_RATE = 0.6
+"""Share of the error that each label of an answer that was acted on takes off a debt."""
+_TOP, _SOFT = 15.0, 2.0
+"""Risk that is acted on without debt, in errors; debt that divides it by e."""
+_CERTAIN = 0.25
+"""Risk of almost certain answers, in errors."""
+_MEMORY, _PRIOR = 4_000, 2.0
+"""Labels over which a case is known, with weights that fall exponentially; errors taken for granted."""
+_ALL = ""
+"""Whose debt is that of all regimes."""
 PAUSED = 256
 """Questions of a session that are not asked, whose state is kept; beyond, the first one is forgotten."""
-_TIGHT, _CERTAIN = 0.3, 0.25
-"""Share of a budget that is left, below which the aim falls, and answers that are not acted on enter the
-window, too: those with this share of the error at most."""
 
 
 class ActDecision(NamedTuple):
-    """Whether to act on an answer, and the ``reason`` not to; its ``regime``, and the ``bin`` of its risk."""
+    """Whether to act on an answer, and the ``reason`` not to; what its label needs to know.
+
+    ``risk``: the calibration's, of choice number ``given``, in a ``case``. ``certain``: almost, by labels.
+    """
 
     act: bool
     reason: AbstainReason | None
     regime: str
-    bin: int
+    given: int
+    risk: float
+    case: int
+    certain: bool
 
 
-class RegimeState(msgspec.Struct):
-    """What labels told of one regime.
+class NewestLabel(msgspec.Struct, frozen=True, array_like=True):
+    """The label of the newest version: the ``right`` choice, and whether the answer was ``wrong``."""
 
-    ``seen``, ``wrong``: counts by bin. ``offset``: bins. ``acted``: labelled answers that were acted on;
-    ``errors``: the ordinals of those that were wrong, of the last `WINDOW`.
+    version: int
+    right: int
+    wrong: bool
+
+
+class ActingState(msgspec.Struct):
+    """What labels told of one question.
+
+    ``debts``: by regime, in errors. ``expected``, ``wrong``: errors by case. ``acted``: labelled answers that
+    were acted on; ``errors``: the ordinals of those that were wrong, of the last `WINDOW`.
     """
 
-    seen: list[int] = msgspec.field(default_factory=lambda: [0] * BINS)
-    wrong: list[int] = msgspec.field(default_factory=lambda: [0] * BINS)
-    offset: float = 0.0
-    acted: int = 0
-    errors: list[int] = msgspec.field(default_factory=list)
-
-    def budget_left(self, max_error: float) -> float:
-        """Share of the budget for errors that is left: below 0 where one more would be too many."""
-        allowed = max_error * min(max(self.acted, _LEAST), WINDOW)
-        return (allowed - len(self.errors) - 1) / max(allowed, 1.0)
-
-    def count(self, at: int, *, wrong: bool) -> None:
-        """Count a label of an answer in this bin."""
-        self.seen[at] += ONE
-        self.wrong[at] += ONE * wrong
-        if sum(self.seen) >= ONE * MEMORY:
-            self.seen = [each >> 1 for each in self.seen]
-            self.wrong = [each >> 1 for each in self.wrong]
-
-    def enter(self, *, wrong: bool) -> None:
-        """An answer enters the window."""
-        self.acted += 1
-        if wrong:
-            self.errors.append(self.acted)
-        while self.errors and self.errors[0] <= self.acted - WINDOW:
-            self.errors.pop(0)
-
-
-class ActingState(msgspec.Struct, frozen=True):
-    """One question's, as it is saved; one for another ``max_error`` says nothing."""
-
     max_error: float
-    regimes: dict[str, RegimeState]
+    debts: dict[str, float] = {}
+    expected: list[float] = msgspec.field(default_factory=lambda: [0.0] * 5)
+    wrong: list[float] = msgspec.field(default_factory=lambda: [0.0] * 5)
+    newest: NewestLabel | None = None
+    acted: int = 0
+    errors: list[int] = []
 
 
 class SessionActingState(msgspec.Struct, frozen=True):
@@ -112,92 +94,75 @@ class SessionActingState(msgspec.Struct, frozen=True):
     questions: dict[str, ActingState] = {}
 
 
-def bin_of(risk: float) -> int:
-    """The bin of a risk: 0 has those next to 1, each later one those of a third of an octave below."""
-    return min(int(-log2(max(risk, 1e-12)) * _PER_OCTAVE), BINS - 1)
-
-
 def risk_of(fitted: QuestionCalibration, logits: Sequence[float], given: int) -> float:
     """1 less the probability of choice number ``given``."""
     scaled = fitted.scaled(logits)
     return sum(p for number, p in enumerate(scaled) if number != given)
 
 
-def prior_of(fitted: QuestionCalibration) -> RegimeState:
-    """What a calibration says, with its errors counted twice.
-
-    A score is the risk of the right choice. Below one half that choice was given. Above, another one was, at
-    a risk of 1 less the score at least: it is counted as wrong there.
-    """
-    found = RegimeState()
-    weight = min(fitted.labels, _PRIOR) / len(fitted.scores)
-    for score in fitted.scores:
-        is_wrong = score >= 0.5
-        at = bin_of(1 - score if is_wrong else score)
-        found.seen[at] += round(ONE * weight)
-        found.wrong[at] += round(_DOUBT * ONE * weight) * is_wrong
-    return found
-
-
 class Acting:
     """One question's state in one session, under the error ``max_error``."""
 
-    def __init__(self, max_error: float, fitted: QuestionCalibration) -> None:
-        self.max_error, self._prior = max_error, prior_of(fitted)
-        self._regimes: dict[str, RegimeState] = {}
+    def __init__(self, max_error: float) -> None:
+        self._state = ActingState(max_error)
+
+    @property
+    def max_error(self) -> float:
+        """The share of those acted on that may be wrong."""
+        return self._state.max_error
 
     @property
     def error(self) -> float:
         """Share wrong of the last labelled answers that were acted on, at most `WINDOW`."""
-        found = self._regimes.get(EVERYTHING)
-        return len(found.errors) / min(found.acted, WINDOW) if found and found.acted else 0.0
+        state = self._state
+        return len(state.errors) / min(state.acted, WINDOW) if state.acted else 0.0
 
     def cut(self) -> ActingState:
         """The state, to be saved."""
-        return msgspec.convert(
-            msgspec.to_builtins(ActingState(self.max_error, self._regimes)), type=ActingState
-        )
+        return msgspec.convert(msgspec.to_builtins(self._state), type=ActingState)
 
     def restore(self, cut: ActingState) -> None:
         """Go on from a cut; one for another error says nothing."""
         if cut.max_error == self.max_error:
-            self._regimes = msgspec.convert(msgspec.to_builtins(cut.regimes), type=dict[str, RegimeState])
+            self._state = msgspec.convert(msgspec.to_builtins(cut), type=ActingState)
 
-    def decide(self, risk: float, regime: str) -> ActDecision:
-        """Whether to act on an answer of this risk in a regime."""
-        at, levels = bin_of(risk), self._levels(regime)
-        left = min(each.budget_left(self.max_error) for each in levels)
-        if left < 0:
-            return ActDecision(False, "error_budget", regime, at)
-        aim, evidence = _AIM * self.max_error, _evidence(levels, self._prior)
-        limit = _least_bin(evidence, aim * min(1.0, left / _TIGHT))
-        if limit is None:
-            reason: AbstainReason = "few_labels" if _least_bin(evidence, aim) is None else "error_budget"
-            return ActDecision(False, reason, regime, at)
-        act = at >= limit + int(max(each.offset for each in levels))
-        return ActDecision(act, None if act else "low_confidence", regime, at)
+    def decide(self, risk: float, regime: str, given: int) -> ActDecision:
+        """Whether to act on an answer of this risk, choice number ``given``, in a regime."""
+        state, newest = self._state, self._state.newest
+        case = 0 if newest is None else 1 + 2 * (given == newest.right) + newest.wrong
+        odds = risk * (_PRIOR + state.wrong[case]) / (_PRIOR + state.expected[case])
+        known = odds / (1 - risk + odds)
+        debt = max(state.debts.get(name, _BEGIN) for name in (regime, _ALL))
+        limit = _TOP * self.max_error
+        reason: AbstainReason | None = None
+        if debt > FULL - 1:
+            reason = "error_budget"
+        elif known > limit * exp(-debt / _SOFT):
+            reason = "few_labels" if known <= limit and regime not in state.debts else "low_confidence"
+        return ActDecision(
+            reason is None, reason, regime, given, risk, case, known <= _CERTAIN * self.max_error
+        )
 
-    def label(self, decided: ActDecision, *, wrong: bool) -> None:
-        """Count a label of an answer that was decided about.
+    def label(self, decided: ActDecision, version: int, right: int) -> None:
+        """Count the label of a version's answer: the number of the right choice.
 
-        An offset is 0 at least, and from BINS on nothing is acted on. So of n labels in a regime at most
-        aim * n + BINS / _STEP + 1 are of wrong answers that were acted on, and as many more as waited for
-        their label at once: whatever the data do.
+        A debt is 0 at least, so it is never below the errors of the last m labels that moved it, less what
+        these took off. It is `FULL` - 1 at most where an answer is acted on, hence the bound above.
         """
-        levels, at = self._levels(decided.regime), decided.bin
-        certain = _least_bin(_evidence(levels, self._prior), _CERTAIN * self.max_error)
-        aim = _AIM * self.max_error
-        for each in levels:
-            tight = each.budget_left(self.max_error) < _TIGHT
-            if decided.act or (tight and certain is not None and at >= certain):
-                each.enter(wrong=wrong)
-            each.offset = max(each.offset + _STEP * ((decided.act and wrong) - aim), 0.0)
-        for name, each in zip(coarser(decided.regime), levels, strict=True):
-            each.count(at, wrong=wrong)
-            self._regimes[name] = each
-
-    def _levels(self, regime: str) -> list[RegimeState]:
-        return [self._regimes.get(name) or RegimeState() for name in coarser(regime)]
+        state, wrong = self._state, right != decided.given
+        for counts, more in ((state.expected, decided.risk), (state.wrong, float(wrong))):
+            counts[decided.case] += more - counts[decided.case] / _MEMORY
+        if decided.act or decided.certain:
+            for name in (decided.regime, _ALL):
+                debt = state.debts.get(name, _BEGIN) + wrong - _RATE * self.max_error
+                state.debts[name] = max(debt, 0.0)
+        if decided.act:
+            state.acted += 1
+            if wrong:
+                state.errors.append(state.acted)
+            state.errors = [each for each in state.errors if each > state.acted - WINDOW]
+        if state.newest is None or version >= state.newest.version:
+            state.newest = NewestLabel(version, right, wrong)
 
 
 class SessionActing:
@@ -223,11 +188,11 @@ class SessionActing:
         """A bar closed; see `RegimeTracker.after`."""
         self._tracker = self._tracker.after(at, high, low, close, gap=gap)
 
-    def question(self, asked: str, max_error: float, fitted: QuestionCalibration) -> Acting:
+    def question(self, asked: str, max_error: float) -> Acting:
         """The state of a question, which begins again where its error changes."""
         known = self._questions.get(asked)
         if known is None or known.max_error != max_error:
-            known = Acting(max_error, fitted)
+            known = Acting(max_error)
             if (saved := self._saved.pop(asked, None)) is not None:
                 known.restore(saved)
             self._questions[asked] = known
@@ -252,33 +217,3 @@ class SessionActing:
     def restore(self, cut: SessionActingState) -> None:
         """Go on from a cut."""
         self._tracker, self._saved, self._questions = cut.regime, dict(cut.questions), {}
-
-
-class _Evidence(NamedTuple):
-    """Labels, in all and of wrong answers, by bin."""
-
-    seen: list[float]
-    wrong: list[float]
-
-
-def _evidence(levels: Sequence[RegimeState], prior: RegimeState) -> _Evidence:
-    """What labels say of a regime; what comes from a coarser regime, or the calibration, is scaled down."""
-    seen: list[float] = [*prior.seen]
-    wrong: list[float] = [*prior.wrong]
-    for each in reversed(levels):
-        share = min(1.0, _BORROWED * ONE / max(sum(seen), 1.0))
-        seen = [own + share * under for own, under in zip(each.seen, seen, strict=True)]
-        wrong = [own + share * under for own, under in zip(each.wrong, wrong, strict=True)]
-    return _Evidence(seen, wrong)
-
-
-def _least_bin(evidence: _Evidence, aim: float) -> int | None:
-    """The first bin from which on the error counted is within ``aim``; None: there is none."""
-    all_seen = all_wrong = 0.0
-    found = None
-    for at in range(BINS - 1, -1, -1):
-        all_seen += evidence.seen[at]
-        all_wrong += evidence.wrong[at]
-        if all_wrong + ONE <= aim * (all_seen + ONE):
-            found = at
-    return found

@@ -1,6 +1,6 @@
 """The market regime of a session at a bar: how volatile it is, the time of day, and whether there was a gap.
 
-A regime has a name, such as ``wild/12-18/gap``, and so has the coarser one that it is part of: ``wild``.
+A regime has a name, such as ``wild/12-18/gap``.
 The symbol is the session's, so it needs no part in the name.
 """
 
@@ -17,8 +17,6 @@ _LONG, _APART = 8, 64
 """Times the mean distance of the latest bars, and their number, above which there is a gap between two."""
 _SINCE = 32
 """Bars that still show a gap."""
-EVERYTHING = ""
-"""The coarsest regime."""
 
 
 class RegimeTracker(msgspec.Struct, frozen=True):
@@ -66,9 +64,3 @@ class RegimeTracker(msgspec.Struct, frozen=True):
         begin = self.last // _HOUR_NS % 24 // _HOURS * _HOURS
         gap = "/gap" if self.since_gap < _SINCE else ""
         return f"{volatility}/{begin:02d}-{begin + _HOURS:02d}{gap}"
-
-
-def coarser(name: str) -> tuple[str, ...]:
-    """The regimes that one is part of, itself first, and `EVERYTHING` last."""
-    volatility = name.split("/", 1)[0]
-    return tuple(dict.fromkeys((name, volatility, EVERYTHING)))

@@ -3,7 +3,9 @@
 The policy is the daemon's (`flash.acting`), fed as the daemon feeds it: an answer knows the labels of answers
 that are ``delay`` bars older. Shifts are generated tapes of one kind behind those of another, without notice.
 
-    python -m training.acted --data DIRECTORY
+    python -m training.acted --data DIRECTORY --answers DIRECTORY
+
+With ``--answers`` the model's answers are kept there, and read again: another policy takes seconds.
 """
 
 from __future__ import annotations
@@ -51,12 +53,18 @@ SHIFTS: tuple[Ranges, ...] = (TRAINING, STORM, EVALUATION, RANGE, COARSE, TRAINI
 
 
 class Asked(NamedTuple):
-    """An answer: bar, regime and risk, and whether it is wrong."""
+    """An answer: bar, regime and risk; the numbers of the choice given and of the right one."""
 
     bar: int
     regime: str
     risk: float
-    wrong: bool
+    given: int
+    right: int
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the right choice is another one."""
+        return self.given != self.right
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ def answers(reader: Packed, calibration: Calibration, stretches: Sequence[Stretc
                 given = int(np.argmax(logits[:-1]))
                 regime, at = group[tape].regimes[behind], group[tape].first + behind
                 risk = risk_of(fitted, logits[:-1], given)
-                found[rule.name].append(Asked(at, regime, risk, given != right))
+                found[rule.name].append(Asked(at, regime, risk, given, right))
     return {name: sorted(each) for name, each in found.items() if each}
 
 
@@ -175,8 +183,8 @@ def act(asked: Sequence[Asked], acting: Acting, delay: int = 2) -> Outcome:
     for each in asked:
         while waiting and delay >= 0 and waiting[0][0].bar + delay <= each.bar:
             past, decided = waiting.popleft()
-            acting.label(decided, wrong=past.wrong)
-        decision = acting.decide(each.risk, each.regime)
+            acting.label(decided, past.bar, past.right)
+        decision = acting.decide(each.risk, each.regime, each.given)
         waiting.append((each, decision))
         if decision.act:
             acted.append(each)
@@ -208,10 +216,24 @@ def loaded() -> tuple[Packed, Calibration]:
     return Packed(tape_model(directory, torch.bfloat16)), calibration
 
 
-def tape(name: str, data: Path | None, tapes: int) -> list[Stretch]:
+def answers_of(
+    name: str, data: Path | None, kept: Path | None, tapes: int, seed: int
+) -> dict[str, list[Asked]]:
+    """The tape model's answers on a tape: those ``kept`` in a directory, else read by it, and kept there."""
+    file = kept and kept / (f"shifts_{seed}_{tapes}.msgpack" if name == "shifts" else f"{name}.msgpack")
+    if file and file.exists():
+        return msgspec.msgpack.decode(file.read_bytes(), type=dict[str, list[Asked]])
+    found = answers(*loaded(), tape(name, data, tapes, seed))
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(msgspec.msgpack.encode(found))
+    return found
+
+
+def tape(name: str, data: Path | None, tapes: int, seed: int = 5) -> list[Stretch]:
     """The stretches of a tape: ``shifts``, or one of TAPES_OF in the directory ``data``."""
     if name == "shifts":
-        return shifted(tapes)
+        return shifted(tapes, seed)
     assert data is not None, "recorded tapes are in a directory"
     file, form, interval = TAPES_OF[name]
     return recorded(Recorded(data / file, form, interval))
@@ -227,21 +249,18 @@ def row(name: str, question: str, found: Outcome) -> str:
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), help="Directory of the recorded tapes.")
+@click.option("--answers", "kept", type=click.Path(path_type=Path, file_okay=False), help="Keeps answers.")
 @click.option("--max-error", default=0.02, show_default=True)
 @click.option("--tapes", default=60, show_default=True, help="Generated tapes of each kind.")
+@click.option("--seed", default=5, show_default=True, help="Of the generated tapes.")
 @click.option("--delay", default=2, show_default=True, help="Bars from an answer to its label; -1: never.")
-def main(data: Path | None, max_error: float, tapes: int, delay: int) -> None:
+def main(data: Path | None, kept: Path | None, max_error: float, tapes: int, seed: int, delay: int) -> None:
     """Print a row of Markdown for each tape and question."""
-    reader, calibration = loaded()
     click.echo("| tape | question | answers | right % | acted % | wrong % | worst 1,000 % | worst regime % |")
     click.echo("|---|---|---:|---:|---:|---:|---:|---|")
     for name in ("shifts", *(TAPES_OF if data else ())):
-        for question, asked in answers(reader, calibration, tape(name, data, tapes)).items():
-            rule = next(rule for rule in RULES if rule.name == question)
-            fitted = calibration.find(question, rule.choices)
-            assert fitted is not None
-            found = act(asked, Acting(max_error, fitted), delay)
-            click.echo(row(name, question, found))
+        for question, asked in answers_of(name, data, kept, tapes, seed).items():
+            click.echo(row(name, question, act(asked, Acting(max_error), delay)))
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ class Confidence:
         found: Judged | None = None
         decided: ActDecision | None = None
         if fitted is not None and limit is not None:
-            acting = self._acting[session].question(asked, limit, fitted)
+            acting = self._acting[session].question(asked, limit)
         if known is not None:
             found, decided = self._judge(known, session, asked, logits, given, acting)
         if version is not None:
@@ -281,8 +281,8 @@ class Confidence:
             own = standing.question_hash, answer.numbered
             self._learnt[session].label(*own, answer.choices, answer.logits, right)
         elif answer.decided is not None and limit is not None:
-            acting = self._acting[session].question(standing.question_hash, limit, answer.fitted)
-            acting.label(answer.decided, wrong=not found.right)
+            acting = self._acting[session].question(standing.question_hash, limit)
+            acting.label(answer.decided, version, right)
             self._store.set("foretick_acted_error_ratio", self._acting[session].error, session=session)
         return found
 
@@ -300,9 +300,10 @@ class Confidence:
         judged = judge(fitted, logits, number, coverage, self._settings.abstain_below)
         if acting is None:
             return judged, None
-        decided = acting.decide(risk_of(fitted, logits, number), self._acting[session].regime)
+        regime = self._acting[session].regime
+        decided = acting.decide(risk_of(fitted, logits, number), regime, number)
         if judged.abstained and decided.act:
-            decided = decided._replace(act=False, reason="low_confidence")
+            decided = decided._replace(act=False, reason="low_confidence", certain=False)
         return judged._replace(act=decided.act, abstain_reason=decided.reason), decided
 
     def _count(self, session: str, decided: ActDecision) -> None:

@@ -33,7 +33,7 @@ from support.durable_file import create, replacing
 log = logging.getLogger(__name__)
 
 MAGIC = b"FTICKKV\n"
-FORMAT = 7
+FORMAT = 8
 _PREFIX = struct.Struct("<8sIQQ")  # magic, format version, bytes of the header, bytes of the KV
 _DIGEST = 32
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flash.regimes import EVERYTHING, RegimeTracker, coarser
+from flash.regimes import RegimeTracker
 
 MINUTE, HOUR = 60 * 10**9, 3600 * 10**9
 
@@ -57,8 +57,3 @@ def test_slower_bars_are_no_gap_for_long() -> None:
 def test_no_price_and_no_time_is_a_regime_too() -> None:
     found = RegimeTracker().after(5, 0, 0, 0).after(5, 0, 0, 0).after(4, -3, -3, -3)
     assert found.name == "usual/00-06"
-
-
-def test_regimes_are_part_of_coarser_ones() -> None:
-    assert coarser("wild/12-18/gap") == ("wild/12-18/gap", "wild", EVERYTHING)
-    assert coarser("") == (EVERYTHING,)

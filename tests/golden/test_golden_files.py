@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parent / "0.1.0"
 PUBLISHED: list[dict[str, Any]] = json.loads((FOLDER / "published.json").read_text())
 QUERY: dict[str, list[bytes]] = msgspec.msgpack.decode((FOLDER / "query.msgpack").read_bytes())
 VERSION_AT = len(snapshot_format.MAGIC)
-SHAPES = {7: "ad84224f"}
+SHAPES = {8: "1359c3f7"}
 """By the format's number, a digest of what its header says: whoever changes that raises the number."""
 
 
