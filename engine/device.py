@@ -45,15 +45,23 @@ def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
     raise OutOfMemory(message)
 
 
-def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Each list as an int64 tensor [len(list)] on ``device``; they go to a device together.
+def queued(device: torch.device, values: torch.Tensor) -> torch.Tensor:
+    """``values`` of the host, on ``device``; for a GPU pinned, so the copy is queued and does not block."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
-    For a GPU the host side is pinned, so the copy is queued and does not block.
-    """
+
+def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Each list as an int64 tensor [len(list)] on ``device``; they go to a device together, as `queued`."""
     if device.type == "cpu":
         return tuple(torch.from_numpy(np.array(values, np.int64)) for values in lists)
-    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=True)
-    return torch.split(packed.to(device, non_blocking=True), [len(values) for values in lists])
+    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64)
+    return torch.split(queued(device, packed), [len(values) for values in lists])
+
+
+def finish(device: torch.device) -> None:
+    """Block until ``device`` has run what is queued on the current stream; its faults are raised here."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def resolve_device(device: str) -> str:

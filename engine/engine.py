@@ -12,7 +12,7 @@ from engine.attention.base import Attention
 from engine.attention.cpu_kernel.choice import cpu_attention
 from engine.attention.last_layer import LastLayer
 from engine.attention.metadata import AttentionMetadata, PackedRows
-from engine.device import guarded, to_device
+from engine.device import finish, guarded, to_device
 from engine.graphs.runner import Capture, CapturePlan, GraphRunner, runner_for
 from engine.model.architectures import ModelError
 from engine.model.loaded import ForwardContext, LoadedModel
@@ -176,7 +176,8 @@ class Engine:
             sampling += [chunk.sampling and chunk.sampling.later(i) for i in range(chunk.sampled_rows)]
             tops += [chunk.top_logprobs] * chunk.sampled_rows
         if not keep:
-            self._run(batch, [], lambda logits: None)
+            # else its time and its faults would be those of a later pass
+            self._run(batch, [], lambda logits: finish(self.model.device))
             return [None] * len(batch)
         read = partial(choose, choices=choices, sampling=sampling, top_logprobs=tops)
         chosen = iter(self._run(batch, keep, read))
@@ -224,7 +225,8 @@ class Engine:
                 order += kept
         if not parts:
             return torch.empty(0, 0, device=self.model.device)
-        return torch.cat(parts)[torch.tensor(order).argsort()]
+        (back,) = to_device(self.model.device, sorted(range(len(order)), key=order.__getitem__))
+        return torch.cat(parts)[back]
 
     def _weights_of(self, chunk: Chunk) -> int:
         """By whose weights its rows run: 0 is the model, others are those of question packs."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from engine.cpu.best import FIELDS, two_best
-from engine.device import to_device
+from engine.device import queued, to_device
 from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
 from engine.step import SampledToken
 
@@ -88,7 +88,7 @@ def by_torch(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[l
 
     NaN wins every maximum and minimum, and an infinity is one of them: the spread shows all three cases.
     """
-    among = None if allowed is None else torch.from_numpy(allowed).to(logits.device)
+    among = None if allowed is None else queued(logits.device, torch.from_numpy(allowed))
     best = _top2(logits)
     spread = best.first - logits.amin(-1)
     token, top1, top2 = _restricted(best, logits, among)
@@ -122,7 +122,7 @@ def compiled(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[l
 def _noisy(logits: torch.Tensor, drawn: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows ``drawn``, and their logits with noise."""
     rows, keys = to_device(logits.device, [row for row, _ in drawn], [signed(how.key) for _, how in drawn])
-    scale = torch.tensor([how.temperature for _, how in drawn], device=logits.device)
+    scale = queued(logits.device, torch.tensor([how.temperature for _, how in drawn]))
     values = logits[rows]
     if any(how.cuts for _, how in drawn):
         values = _cut(values, [how for _, how in drawn])
@@ -134,7 +134,7 @@ def _cut(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
     """``logits`` [rows, vocabulary], minus infinity where ``top_p`` or ``top_k`` never draw a token."""
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     columns = [[how.temperature, how.top_p, how.top_k or logits.shape[1]] for how in sampling]
-    temperature, top_p, top_k = torch.tensor(columns, device=logits.device).T[:, :, None]
+    temperature, top_p, top_k = queued(logits.device, torch.tensor(columns)).T[:, :, None]
     likely = torch.softmax((ranked - ranked[:, :1]) / temperature, -1)
     before = likely.cumsum(-1) - likely
     goes = (before >= top_p) & (top_p < 1) | (torch.arange(logits.shape[1], device=logits.device) >= top_k)

@@ -17,6 +17,7 @@ from torch import nn
 
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata
+from engine.device import to_device
 
 
 class Written(Exception):
@@ -96,7 +97,7 @@ class Trimmed:
             raise NothingRead
         last.keep_rows()
         hidden = args[0]
-        rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)
+        rows, (kept,) = hidden.shape[1], to_device(hidden.device, last.rows)
         return self.forward(*_pick(args, rows, kept), **_pick(kwargs, rows, kept))
 
 

@@ -19,6 +19,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import torch
 
+from engine.device import queued
 from regions.extents import Extent, Placement, SlotRange
 
 PIECE_ROWS = 1024
@@ -106,7 +107,7 @@ class AttentionMetadata:
     def positions(self) -> torch.Tensor:
         """Local positions, int64 [rows]."""
         positions = [np.arange(s.positions.start, s.positions.stop) for s in self.sequences]
-        return torch.from_numpy(np.concatenate(positions)).to(self.device)
+        return queued(torch.device(self.device), torch.from_numpy(np.concatenate(positions)))
 
     def only(self, rows: Sequence[int]) -> AttentionMetadata:
         """The metadata of a pass over only ``rows`` (ascending), whose keys are all in the pool."""

@@ -1,0 +1,75 @@
+"""What a step gives the device is queued: no copy makes the host wait. On PyTorch's device without values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.attention.last_layer import LastLayer, Trimmed, Written
+from engine.attention.metadata import AttentionMetadata, PackedRows
+from engine.device import queued, to_device
+from engine.sampling import by_torch
+from engine.seeding import Sampling
+from regions.extents import Placement
+
+DEVICE = torch.device("meta")
+
+
+class Copies(TorchDispatchMode):
+    """Notes, of each copy from the host to the device, whether the host goes on meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queued: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+            self.queued.append(bool(kwargs.get("non_blocking")))
+        return func(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned memory needs CUDA."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def test_a_copy_that_blocks_is_noticed() -> None:
+    with Copies() as copies:
+        torch.tensor([1, 2], device=DEVICE)
+        torch.tensor([1, 2]).to(DEVICE)
+        queued(DEVICE, torch.tensor([1, 2]))
+    assert copies.queued[-2:] == [False, True]
+
+
+def test_rows_are_chosen_without_waiting_up_to_the_one_read_at_the_end() -> None:
+    logits = torch.empty(3, 512, device=DEVICE)
+    drawn = [(row, Sampling(0.8, seed=row, index=3, top_p=0.9, top_k=50)) for row in (0, 2)]
+    with Copies() as copies, pytest.raises(NotImplementedError, match="meta"):
+        by_torch(logits, np.array([[1, 2], [-1, -1], [-1, -1]]), drawn)
+    assert copies.queued == [True] * 4
+
+
+def test_positions_and_the_rows_of_the_last_layer_are_queued() -> None:
+    placement = Placement((), ((0, 4),), 0, 0)
+    metadata = AttentionMetadata([PackedRows(0, 4, placement)], DEVICE)
+    last = LastLayer([3], metadata)
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if not last.reading:
+            raise Written
+        return hidden
+
+    with Copies() as copies:
+        assert metadata.positions().shape == (4,)
+        found = Trimmed(forward, lambda: last)(torch.empty(1, 4, 8, device=DEVICE))
+        rows, slots = to_device(DEVICE, [1, 2], [3])
+    assert found.shape == (1, 1, 8)
+    assert (rows.shape, slots.shape) == ((2,), (1,))
+    assert copies.queued == [True] * 3
