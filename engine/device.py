@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from subprocess import CalledProcessError
 from typing import TypeVar
 
 import numpy as np
@@ -69,8 +70,35 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError("device is cuda, but no GPU is visible")
+        raise ModelError(f"device is cuda, but no GPU is visible: {_why_no_gpu()}")
     return device
+
+
+def _why_no_gpu() -> str:
+    """Why CUDA is not available, with the remedy."""
+    if torch.version.cuda is None:
+        return "this PyTorch is built without CUDA: install one that has it"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # untyped in torch
+    except (RuntimeError, AssertionError) as error:
+        seen = str(error).partition("\n")[0].rstrip(".")
+        return f"{seen}: `nvidia-smi` must list one, with a driver for CUDA {torch.version.cuda} or later"
+    return "`nvidia-smi` and CUDA_VISIBLE_DEVICES say which there are"
+
+
+def toolchain_fault(error: Exception) -> str | None:
+    """What a GPU's kernels lack to be compiled, with the remedy; None where ``error`` is none of that."""
+    if isinstance(error, CalledProcessError) or "C compiler" in str(error):
+        return (
+            "the device's kernels cannot be compiled: install gcc and the headers of this Python (Debian: "
+            f'gcc and python3-dev), or set device = "cpu" ({error})'
+        )
+    if isinstance(error, OSError):
+        return (
+            f"the device's compiled kernels cannot be kept ({error}): make that directory writable, or name "
+            "another one in TRITON_CACHE_DIR"
+        )
+    return None
 
 
 def device_name(device: torch.device) -> str:

@@ -8,10 +8,12 @@ convolutions). `engine.model.probe` compares masks over more tokens than the can
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from subprocess import CalledProcessError
 
 import torch
 from torch import nn
 
+from engine.device import toolchain_fault
 from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.fusion import as_written
@@ -46,8 +48,10 @@ def check(loaded: LoadedModel, kept: torch.Tensor | None = None) -> float:
         plain, framed = (
             _difference(*_over_regions(loaded, tokens, frames), expected, loaded.dtype) for frames in (1, 2)
         )
-    except RuntimeError as error:
-        raise ModelError(f"{kind}: its forward pass does not run over regions: {error}") from error
+    except (RuntimeError, OSError, CalledProcessError) as error:
+        lacking = toolchain_fault(error)
+        why = lacking or f"{kind}: its forward pass does not run over regions: {error}"
+        raise ModelError(why) from error
     most = _FULL if loaded.dtype == torch.float32 else _HALF
     rotated = most if loaded.dtype == torch.float32 else max(_REROTATION, 2 * plain)
     if not (plain <= most and framed <= rotated):

@@ -1,6 +1,7 @@
 """Loading: models that are accepted or refused, and how the prompt is cut."""
 
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer, embedded_directory
 from engine.model.loading import load_model
+from tests.engine.oracle import tiny
 from tests.kit import tolerance
 
 
@@ -57,6 +59,52 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
         with pytest.raises(ModelError, match="GPU"):
             resolve_device("cuda")
     assert resolve_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("built_for", "raised", "why"),
+    [
+        (None, None, "built without CUDA: install"),
+        (
+            "13.0",
+            RuntimeError("The NVIDIA driver on your system is too old.\nMore."),
+            "too old: .*for CUDA 13.0",
+        ),
+        ("13.0", None, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_why_there_is_no_gpu_is_said(
+    built_for: str | None, raised: Exception | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=f"no GPU is visible: .*{why}"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("raised", "why"),
+    [
+        (CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "install gcc and the headers of this Python"),
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "install gcc and the headers"),
+        (PermissionError(13, "Permission denied", "/root/.triton"), "/root/.triton.*TRITON_CACHE_DIR"),
+        (RuntimeError("shapes do not match"), "does not run over regions: shapes"),
+    ],
+)
+def test_what_kernels_lack_to_be_compiled_is_said_before_the_engine_is_ready(
+    raised: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(canary, "_over_regions", run)
+    with pytest.raises(ModelError, match=why):
+        canary.check(tiny("llama"), torch.empty(0))
 
 
 def test_the_prompt_is_cut_at_tape_and_question() -> None:
