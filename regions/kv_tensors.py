@@ -27,7 +27,8 @@ class LayerShape:
 class KVPool(BlockPool):
     """KV of every layer, ``[kv_heads, slots, head_dim]``.
 
-    Head-major, so that an extent (a run of slots) is one strided view, which attention reads in place.
+    Head-major, so that an extent (a run of slots) is one strided view, which attention reads in place. In
+    pinned memory (``pin``), which only copies read, it is slot-major: one transfer moves a run.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class KVPool(BlockPool):
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
             # zeros, not empty: a NaN in unwritten memory must never enter a masked product
             shape = layer.kv_heads, slots, dim
-            if pin or torch.device(device).type != "cpu":
-                return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin)
+            if pin:
+                turned = slots, layer.kv_heads, dim
+                return torch.zeros(turned, dtype=dtype, pin_memory=True).transpose(0, 1)
+            if torch.device(device).type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
             memory = _untouched_zeros(math.prod(shape) * dtype.itemsize)
             self._pages.append((memory, block_size * dim * dtype.itemsize))
             return torch.frombuffer(memory, dtype=dtype).view(shape)
@@ -112,17 +116,47 @@ class KVPool(BlockPool):
         Both have as many blocks and must not overlap. Copies between devices are queued on the current stream
         and do not block if the host side is pinned.
         """
-        crossing = self.device != other.device
+        pairs = list(zip(self.tensors, other.tensors, strict=True))
+        if self.device != other.device:
+            _cross(pairs, source, target, self.block_size, out=self.device.type == "cpu")
+            return
         for src, dst, count in pieces(source, target):
             here = slice(dst * self.block_size, (dst + count) * self.block_size)
             there = slice(src * self.block_size, (src + count) * self.block_size)
-            for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-                if not crossing:
-                    mine[:, here].copy_(theirs[:, there])
-                    continue
-                # one head at a time: only contiguous copies between devices do not block
-                for to, of in zip(mine, theirs, strict=True):
-                    to[here].copy_(of[there], non_blocking=True)
+            for mine, theirs in pairs:
+                mine[:, here].copy_(theirs[:, there])
+
+
+def _cross(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    source: Sequence[Run],
+    target: Sequence[Run],
+    size: int,
+    *,
+    out: bool,
+) -> None:
+    """Copy blocks of ``size`` slots between a device and pinned memory (``out``: to that).
+
+    ``pairs``: (to, from) of each tensor.
+    The device gathers and scatters, so each tensor takes one transfer for each run of blocks on the host.
+    """
+    on_host, on_device = (target, source) if out else (source, target)
+    blocks = np.concatenate([np.arange(*run) for run in on_device])
+    runs = [(start * size, at * size, n * size) for start, at, n in pieces(on_host, [Run(0, len(blocks))])]
+    index = torch.from_numpy((blocks[:, None] * size + np.arange(size)).ravel())
+    device = pairs[0][1 if out else 0]
+    if device.is_cuda:
+        index = index.pin_memory().to(device.device, non_blocking=True)
+    for to, of in pairs:
+        mine, theirs = to.transpose(0, 1), of.transpose(0, 1)  # [slots, kv_heads, head_dim]
+        packed = theirs.index_select(0, index) if out else mine.new_empty((len(index), *mine.shape[1:]))
+        for slot, at, n in runs:
+            if out:
+                mine[slot : slot + n].copy_(packed[at : at + n], non_blocking=True)
+            else:
+                packed[at : at + n].copy_(theirs[slot : slot + n], non_blocking=True)
+        if not out:
+            mine.index_copy_(0, index, packed)
 
 
 def _untouched_zeros(size: int) -> mmap.mmap:
