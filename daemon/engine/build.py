@@ -43,6 +43,8 @@ from engine.model.gguf import gguf_directory
 from engine.model.loaded import Layers, LoadedModel
 from engine.model.remembered import recall, remember
 from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion
+from engine.step import OutOfMemory
+from engine.warm_up import warm_up
 from feeds.connector import SettingError
 from feeds.decimals import to_units
 from flash.confidence import Calibration
@@ -532,6 +534,8 @@ def _build(
         recovery.files.prepare()
     if room.host_blocks and not config.scheduler.profile:
         costs = OnlineCosts(measured_costs(engine, config.scheduler.max_batch_tokens, room.host_blocks))
+    if loaded.device.type != "cpu":
+        warmed(engine, config)
     tiers = tiers_of(config, engine, room.host_blocks, costs.copied)
     tapes: dict[str, Tape] = {}
     packs = EnginePacks(
@@ -617,6 +621,19 @@ def _engine(loaded: LoadedModel, config: Config, blocks: int, cached: int) -> En
             raise
         why = str(error).partition("\n")[0][:200]
         raise SettingError("pool.blocks", f"no memory for {blocks} blocks: {why}") from error
+
+
+def warmed(engine: Engine, config: Config) -> None:
+    """Run the passes of `warm_up`. Raises SettingError where the pool leaves them no memory."""
+    tokens = config.scheduler.max_batch_tokens
+    window = max((session.retention_tokens for session in config.all_sessions), default=0)
+    log.info("warming up: the first start compiles kernels, which takes longer")
+    try:
+        warm_up(engine, tokens, window)
+    except OutOfMemory as error:
+        blocks = engine.pool.capacity
+        why = f"{blocks:,} blocks leave no memory for a pass of {tokens:,} tokens: have fewer ({error})"
+        raise SettingError("pool.blocks", why) from error
 
 
 def line_spec(
