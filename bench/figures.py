@@ -114,6 +114,17 @@ class Part(msgspec.Struct, frozen=True):
     load: tuple[float, float] | None
     figures: list[Figure]
 
+    @property
+    def gpus(self) -> list[str]:
+        """GPUs that its figures are of."""
+        named = dict.fromkeys(str(figure.setting.get("device", "CPU")) for figure in self.figures)
+        return [name for name in named if name != "CPU"]
+
+    @property
+    def ran_on(self) -> str:
+        """What its times are of: the processor, with its GPUs."""
+        return " with ".join((self.machine.processor, *self.gpus))
+
 
 class Suite(msgspec.Struct, frozen=True):
     """The parts of one suite, each from the newest run that included it."""

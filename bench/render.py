@@ -19,8 +19,9 @@ def page(suite: Suite) -> str:
     """Everything a suite measured."""
     parts = "\n\n".join(map(_part, suite.parts))
     title = f"# Measured: {suite.suite}"
-    cpus = " or ".join(dict.fromkeys(part.machine.processor for part in suite.parts))
-    where = f"Measured on {cpus}: times, and verdicts on them, are of that CPU." if cpus else ""
+    machines = " or ".join(dict.fromkeys(part.ran_on for part in suite.parts))
+    kind = "GPU" if any(part.gpus for part in suite.parts) else "CPU"
+    where = f"Measured on {machines}: times, and verdicts on them, are of that {kind}." if machines else ""
     note = f"Written by `foretick bench render`; see [benchmarks](../benchmarks.md). {where}".rstrip()
     return f"{title}\n\n{note}\n\n{parts}\n"
 
@@ -35,7 +36,7 @@ def goals(suites: Iterable[Suite]) -> str:
             for figures in _grouped(judged, lambda f: (f.name, f.unit, f.against, f.goal)):
                 alike = [figure for figure in part.figures if figure.name == figures[0].name]
                 *row, verdict = _goal_row(figures, alike)
-                rows.append((title, *row, part.machine.processor, verdict))  # three loops
+                rows.append((title, *row, part.ran_on, verdict))  # three loops
     rows.sort(key=lambda row: _ORDER.index(row[-1]))
     return table(("part", "figure", "goal", "worst", "where", "met", "CPU", "verdict"), rows)
 

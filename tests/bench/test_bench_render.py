@@ -32,6 +32,18 @@ def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
         assert read(tmp_path / "run.json") == suite(*figures)
 
 
+def test_verdicts_on_a_gpu_name_it() -> None:
+    """A CPU beside it is only what fed it."""
+    figures = [
+        Figure("ring", 6.0, goal=Goal(5.0, of="ours"), setting={"device": name}) for name in ("GPU 9", "CPU")
+    ]
+    assert "Measured on a processor with GPU 9: times, and verdicts on them, are of that GPU" in page(
+        suite(*figures)
+    )
+    assert "| a processor with GPU 9 | missed |" in goals([suite(*figures)])
+    assert "Measured on a processor: times, and verdicts on them, are of that CPU" in page(suite(figures[1]))
+
+
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
 def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.md"
