@@ -114,6 +114,7 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
             "--model", "path", type=click.Path(exists=True, path_type=Path), required=True,
             help="Directory of a model.",
         ),
+        _option("--adapter", type=_DIRECTORY, help="Directory of an adapter that was trained on it."),
         _option(
             "--tape", default="generated",
             help="`generated`, or a recorded file; never one that the model was trained on.",
@@ -172,6 +173,7 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
 )
 def evaluate(
     path: Path,
+    adapter: Path | None,
     tape: str,
     form: str | None,
     labels: int,
@@ -215,7 +217,8 @@ def evaluate(
 
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
-    model, name, revision = _read_model(path, dtype or ("auto" if early_exit else None), lines, asked)
+    read_as = dtype or ("auto" if early_exit else None)
+    model, name, revision = _read_model(path, read_as, lines, asked, adapter)
     if early_exit:
         _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
         return
@@ -224,7 +227,7 @@ def evaluate(
 
         evaluate_ahead(model, source, placements, window, labels, (name, revision), json_file, **ahead)
         return
-    fitted = _read_calibration(path, revision, model.lines, calibration)
+    fitted = _read_calibration(adapter or path, revision, model.lines, calibration)
     console, settings = _console(), {}
     for placement in dict.fromkeys(placements):
         for read in dict.fromkeys(windows):
@@ -273,6 +276,7 @@ def _evaluate_exits(
 @_option("--until", default="", help="With a horizon or a file of labels: fit on bars up to this time only.")
 def calibrate(
     path: Path,
+    adapter: Path | None,
     tape: str,
     form: str | None,
     labels: int,
@@ -300,11 +304,12 @@ def calibrate(
 
     source = _source(tape, form, seed, TRAINING)
     asked = _asked_of(questions, source, window)
-    model, _, revision = _read_model(path, None, lines, asked)
-    if out is None and not path.is_dir():
+    model, _, revision = _read_model(path, None, lines, asked, adapter)
+    trained = adapter or path
+    if out is None and not trained.is_dir():
         raise click.UsageError("--out is needed where --model is a file")
-    target = out or path / "calibration.json"
-    kept = _read_calibration(path, revision, model.lines, target) if questions else None
+    target = out or trained / "calibration.json"
+    kept = _read_calibration(trained, revision, model.lines, target) if questions else None
     if model.asked.in_time:
         from training.ahead_commands import calibrate_ahead
 
@@ -416,16 +421,22 @@ def _asked_in_time(rules: list[Any], source: Any) -> Any:
 
 
 def _read_model(
-    path: Path, dtype: str | None = None, lines: Any = None, asked: Any = None
+    path: Path,
+    dtype: str | None = None,
+    lines: Any = None,
+    asked: Any = None,
+    adapter: Path | None = None,
 ) -> tuple[Any, str, str]:
     """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it.
 
     ``lines``: what bars are written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
+    A model with an ``adapter`` is asked prompt by prompt.
     """
     import torch
 
     from engine.model.architectures import ModelError
-    from engine.model.revision import revision_of
+    from engine.model.lora import AdapterError
+    from engine.model.revision import name_of, revision_of
     from training.export import is_packed, tape_model
     from training.served import Served
     from training.sources import Packed
@@ -433,14 +444,20 @@ def _read_model(
 
     if path.suffix == ".gguf":
         path = _expanded(path, dtype or "auto")
+    if path.suffix == ".pt" and adapter is not None:
+        raise click.UsageError("--adapter is for a model directory, not for a checkpoint")
     if path.suffix == ".pt":
         torch.set_num_threads(1)
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    if asked is not None or dtype is not None or lines is not None or not is_packed(path):
+    by_prompt = any(each is not None for each in (asked, dtype, lines, adapter))
+    if by_prompt or not is_packed(path):
         try:
-            return Served.load(path, dtype or "auto", lines, asked), path.name, revision_of(path)
+            served = Served.load(path, dtype or "auto", lines, asked, adapter)
+            return served, name_of(path, adapter), revision_of(path, adapter)
+        except AdapterError as error:
+            raise click.BadParameter(str(error), param_hint="--adapter") from None
         except ModelError as error:
             raise click.ClickException(str(error)) from None
     torch.set_num_threads(1)

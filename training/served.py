@@ -49,14 +49,19 @@ class Served:
 
     @classmethod
     def load(
-        cls, directory: Path, dtype: str = "auto", lines: Lines | None = None, asked: Asked | None = None
+        cls,
+        directory: Path,
+        dtype: str = "auto",
+        lines: Lines | None = None,
+        asked: Asked | None = None,
+        adapter: Path | None = None,
     ) -> Served:
         """Load a directory as the daemon does; ``lines``: None for those that the model reads best.
 
         Raises ModelError where the daemon would refuse the model, and where it cannot answer ``asked``.
         """
         asked = asked or Asked()
-        loaded = load_checked(directory, dtype)
+        loaded = load_checked(directory, dtype, adapter=adapter)
         blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(asked.names) * _QUESTION) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)

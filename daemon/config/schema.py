@@ -69,6 +69,13 @@ class ModelConfig(Table, frozen=True):
             "question"
         ),
     ] = ""
+    adapter: Annotated[
+        str,
+        about(
+            "directory of a LoRA adapter in peft's format that was trained on this model; it is merged into "
+            'the weights as they are loaded, "" is none'
+        ),
+    ] = ""
     name: Annotated[
         str,
         about("what sessions call this model where there are `[[models]]`, and clients beside its own name"),
@@ -141,8 +148,8 @@ class ModelConfig(Table, frozen=True):
     calibration: Annotated[
         str,
         about(
-            'file of `foretick calibrate`; "" is calibration.json in the directory of the model, if there is '
-            "one; off is none"
+            'file of `foretick calibrate`; "" is calibration.json in the directory of the model, or of its '
+            "adapter, if there is one; off is none"
         ),
     ] = ""
     coverage: Annotated[

@@ -41,6 +41,7 @@ from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
 from engine.model.gguf import gguf_directory
 from engine.model.loaded import Layers, LoadedModel
+from engine.model.lora import AdapterError
 from engine.model.remembered import recall, remember
 from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion
 from engine.step import OutOfMemory
@@ -309,6 +310,11 @@ def directory_of(settings: ModelConfig) -> Path:
     return path if settings.path else TAPE_MODEL
 
 
+def adapter_of(settings: ModelConfig) -> Path | None:
+    """The directory of the model's adapter; None where it has none."""
+    return Path(settings.adapter) if settings.adapter else None
+
+
 def load_on_cpu(config: Config) -> tuple[Loaded, ...]:
     """As `load_all`, in a thread of its own, if all models run on a CPU; none otherwise."""
     if any(resolve_device(each.device) != "cpu" for each in (config.model, *config.models)):
@@ -336,10 +342,14 @@ def load(config: Config) -> Loaded:
     try:
         directory = directory_of(settings)
         check_weights(directory, settings.dtype, resolve_device(settings.device))
-        loaded = load_checked(directory, settings.dtype, settings.device, settings.layers)
+        loaded = load_checked(
+            directory, settings.dtype, settings.device, settings.layers, adapter_of(settings)
+        )
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
         if settings.end_tokens:
             prompt = replace(prompt, only_ends=_end_tokens(prompt, settings.end_tokens))
+    except AdapterError as error:
+        raise SettingError("model.adapter", str(error)) from error
     except (ModelError, ValueError) as error:
         key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
         raise SettingError(f"model.{key}", str(error)) from error
@@ -354,16 +364,21 @@ def load(config: Config) -> Loaded:
 
 
 def load_checked(
-    directory: Path, dtype: str = "auto", device: str = "auto", layers: Layers = "auto"
+    directory: Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    layers: Layers = "auto",
+    adapter: Path | None = None,
 ) -> LoadedModel:
-    """The model in a directory, its canary passed. Raises ModelError."""
-    if resolve_device(device) == "cpu" and (known := recall(directory, dtype, layers)) is not None:
+    """The model in a directory, with its ``adapter``, its canary passed. Raises ModelError."""
+    is_on_cpu = resolve_device(device) == "cpu"
+    if is_on_cpu and (known := recall(directory, dtype, layers, adapter=adapter)) is not None:
         return known
     # imported here: transformers' modelling code takes longer than all else of a start with a small model
     from engine.model.loading import load_model
 
-    loaded = checked(load_model(directory, dtype=dtype, device=device, layers=layers))
-    remember(loaded, directory, dtype, layers)
+    loaded = checked(load_model(directory, dtype=dtype, device=device, layers=layers, adapter=adapter))
+    remember(loaded, directory, dtype, layers, adapter=adapter)
     loaded.release_plain()
     return loaded
 
@@ -519,7 +534,8 @@ def _build(
     loaded, prompt = ahead
     lines, prefixes, blocks = room.lines, room.prefixes, room.blocks
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
-    calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
+    trained = adapter_of(config.model) or directory_of(config.model)
+    calibration = calibration_of(config.model, trained, loaded.revision, names)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
     least = room.longest + max((session.summed_tokens for session in config.all_sessions), default=0)
     share = config.pool.block_size * (1 - config.scheduler.cell_budget)

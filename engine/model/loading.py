@@ -37,9 +37,10 @@ from engine.model.loaded import (
     region_attention,
     wanted_of_last,
 )
+from engine.model.lora import read_adapter
 from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
-from engine.model.revision import revision_of
+from engine.model.revision import name_of, revision_of
 from engine.model.tensor_parallel import shard
 
 log = logging.getLogger(__name__)
@@ -67,9 +68,11 @@ def load_model(
     device: str = "auto",
     tensor_parallel: bool = False,
     layers: Layers = "auto",
+    adapter: Path | None = None,
 ) -> LoadedModel:
     """Load the causal language model and tokenizer in directory ``path``.
 
+    ``adapter``: the directory of one that is merged into the weights (`engine.model.lora`).
     ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
     torch.distributed group, which must be initialised; every rank must load the model and then make the same
     calls. ``layers``: how they run on a CPU. Raises ModelError when the directory or its architecture cannot
@@ -77,6 +80,9 @@ def load_model(
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
+    merged = None if adapter is None else read_adapter(adapter)
+    if merged is not None:
+        merged.check(path)
     where = "cpu" if tensor_parallel else resolve_device(device)
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
     # transformers needs accelerate to load parameters straight to the device; without it they are
@@ -93,10 +99,11 @@ def load_model(
         if out_of_memory(error):
             raise
         raise ModelError(f"{path} cannot be loaded: {error}") from error
+    if merged is not None:
+        merged.merge(dict(model.named_parameters()))
     model = shard(model) if tensor_parallel else model.to(where)
-    return _wrap(
-        model, tokenizer, "torch" if tensor_parallel else layers, name=path.name, revision=revision_of(path)
-    )
+    kept: Layers = "torch" if tensor_parallel else layers
+    return _wrap(model, tokenizer, kept, name=name_of(path, adapter), revision=revision_of(path, adapter))
 
 
 def prepare(

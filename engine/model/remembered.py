@@ -30,7 +30,8 @@ from engine.measurement_cache import Memory, Question
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.loaded import Layers, LoadedModel, ModelSizes
-from engine.model.revision import revision_of
+from engine.model.lora import read_adapter
+from engine.model.revision import name_of, revision_of
 from regions.kv_tensors import LayerShape
 from support import numba_kernel
 
@@ -92,11 +93,17 @@ class FixedRotary:
 
 
 def remember(
-    loaded: LoadedModel, path: Path, dtype: str, layers: Layers, memory: Memory | None = None
+    loaded: LoadedModel,
+    path: Path,
+    dtype: str,
+    layers: Layers,
+    memory: Memory | None = None,
+    adapter: Path | None = None,
 ) -> None:
     """Keep how the model in directory ``path`` was loaded, if `recall` can load it by that.
 
-    ``memory``: `MEMORY` by default. Call it before the model's plain weights are released.
+    ``memory``: `MEMORY` by default. ``adapter``: as of `load_model`. Call it before the model's plain weights
+    are released.
     """
     memory = memory or MEMORY
     decoder, choice = loaded.decoder, loaded.choice
@@ -104,7 +111,9 @@ def remember(
         return
     model, rotary = loaded.model, loaded.model.model.rotary_emb
     state = model.state_dict()
-    if any(kind in str(rotary.rope_type) for kind in _VARYING) or not _reads_back(path, loaded.dtype, state):
+    if any(kind in str(rotary.rope_type) for kind in _VARYING) or not _reads_back(
+        path, loaded.dtype, state, adapter
+    ):
         return
     tokenizer = f"{type(loaded.tokenizer).__module__}:{type(loaded.tokenizer).__name__}"
     if not _is_loaded_by(tokenizer, path, loaded.tokenizer):
@@ -133,7 +142,9 @@ def remember(
     memory.remember(_question(loaded.revision, dtype, layers), found)
 
 
-def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None) -> LoadedModel | None:
+def recall(
+    path: Path, dtype: str, layers: Layers, memory: Memory | None = None, adapter: Path | None = None
+) -> LoadedModel | None:
     """The model in directory ``path`` as an earlier start loaded it, its canary passed.
 
     None where that is not known, or does not hold any more: then load it as if for the first time.
@@ -141,13 +152,16 @@ def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None)
     memory = memory or MEMORY
     if layers not in ("auto", "compiled") or not (path / "config.json").is_file():
         return None
-    revision = revision_of(path)
+    try:
+        revision = revision_of(path, adapter)
+    except OSError:
+        return None
     found = memory.recall(_question(revision, dtype, layers), Found)
     choice = None if found is None else _choice(found.compared, memory)
     if found is None or (found.compared is not None and choice is None):
         return None
     try:
-        loaded = _loaded(found, path, revision, choice)
+        loaded = _loaded(found, path, adapter, revision, choice)
         canary.check(loaded, _floats(found.logits).view(-1, canary.KEPT))
     except (OSError, KeyError, ValueError, ImportError, SafetensorError, ModelError) as error:
         log.warning("%s is loaded as if for the first time: %s", path, error)
@@ -157,7 +171,9 @@ def recall(path: Path, dtype: str, layers: Layers, memory: Memory | None = None)
     return loaded
 
 
-def _loaded(found: Found, path: Path, revision: str, choice: LayerChoice | None) -> LoadedModel:
+def _loaded(
+    found: Found, path: Path, adapter: Path | None, revision: str, choice: LayerChoice | None
+) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, found.dtype)
     tables = [FrameRotation(torch.from_numpy(np.frombuffer(each).copy())) for each in found.tables]
     rotary = FixedRotary(_floats(found.inv_freq), found.scaling)
@@ -169,13 +185,13 @@ def _loaded(found: Found, path: Path, revision: str, choice: LayerChoice | None)
         dtype,
         found.layers,
         tuple(tables[each] for each in found.rotations),
-        path.name,
+        name_of(path, adapter),
         revision,
         found.untrained,
         found.max_positions,
         found.trims,
         found.described,
-        decoder=packed(tensors_of(path, dtype), found.shape, rotary, pairs=found.pairs),
+        decoder=packed(tensors_of(path, dtype, adapter), found.shape, rotary, pairs=found.pairs),
         end_ids=frozenset(found.end_ids),
         generation=found.generation,
         choice=choice,
@@ -215,8 +231,11 @@ def _choice(compared: Question | None, memory: Memory) -> LayerChoice | None:
     return LayerChoice(verdict, True, memory.path(compared), compared)
 
 
-def tensors_of(path: Path, dtype: torch.dtype) -> Tensors:
-    """The weights in directory ``path``; a tied head is the embedding. Raises OSError and SafetensorError."""
+def tensors_of(path: Path, dtype: torch.dtype, adapter: Path | None = None) -> Tensors:
+    """The weights in directory ``path``, with those of an adapter; a tied head is the embedding.
+
+    Raises OSError, SafetensorError and AdapterError.
+    """
     index = path / "model.safetensors.index.json"
     whole = path / "model.safetensors"
     names = {whole.name} if whole.is_file() else set(json.loads(index.read_bytes())["weight_map"].values())
@@ -224,15 +243,19 @@ def tensors_of(path: Path, dtype: torch.dtype) -> Tensors:
     for name in sorted(names):
         with safe_open(path / name, "pt") as file:
             found |= {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118  # no mapping
+    if adapter is not None:
+        read_adapter(adapter).merge(found)
     found.setdefault(HEAD, found[EMBEDDING])
     return found
 
 
-def _reads_back(path: Path, dtype: torch.dtype, state: Mapping[str, torch.Tensor]) -> bool:
+def _reads_back(
+    path: Path, dtype: torch.dtype, state: Mapping[str, torch.Tensor], adapter: Path | None
+) -> bool:
     """Whether the files hold exactly the tensors that transformers has made of them."""
     try:
-        read = tensors_of(path, dtype)
-    except (OSError, KeyError, ValueError, SafetensorError):
+        read = tensors_of(path, dtype, adapter)
+    except (OSError, KeyError, ValueError, SafetensorError, ModelError):
         return False
     return read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
 

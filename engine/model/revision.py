@@ -13,14 +13,20 @@ SAMPLE = 4096
 """Bytes read at the beginning, middle and end of each tensor; training changes every part of a tensor."""
 CALIBRATION = "calibration.json"
 """The calibration in a model's directory; fitted for its revision, so no part of it."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""An adapter's files, as peft names them."""
 TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
 """Suffixes of configuration, chat template and tokenizer files."""
 
 
-def revision_of(path: Path) -> str:
-    """A fingerprint of configuration, tokenizer and weights in directory ``path``, 16 hex digits."""
+def revision_of(path: Path, adapter: Path | None = None) -> str:
+    """A fingerprint of configuration, tokenizer and weights in directory ``path``, 16 hex digits.
+
+    ``adapter``: the directory of one that is merged into the weights.
+    """
     digest = blake2b(digest_size=8)
-    for file in sorted(path.iterdir()):
+    added = [] if adapter is None else [adapter / ADAPTER_CONFIG, adapter / ADAPTER_WEIGHTS]
+    for file in (*sorted(path.iterdir()), *added):
         if file.suffix == ".safetensors":
             digest.update(str(file.stat().st_size).encode())
             with file.open("rb") as stream:
@@ -29,6 +35,11 @@ def revision_of(path: Path) -> str:
         elif file.suffix in TEXTS and file.name != CALIBRATION:
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def name_of(path: Path, adapter: Path | None = None) -> str:
+    """The name of the model in directory ``path``, with that of its adapter."""
+    return path.name if adapter is None else f"{path.name}+{adapter.name}"
 
 
 def _samples(stream: BinaryIO) -> Iterator[bytes]:
