@@ -61,7 +61,7 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
     except ModuleNotFoundError as error:
         raise ModelError(f"{file} needs gguf: pip install gguf") from error
     try:
-        reader = gguf.GGUFReader(file)
+        reader = _opened(file, gguf.GGUFReader)
         known, rope = _checked(file, reader)
         model, tokenizer = _read(file, reader, getattr(torch, dtype), rope)
         ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
@@ -81,6 +81,15 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
     return f"{known}, expanded to {dtype}"
 
 
+def _opened(file: Path, reader: Callable[[Path], Any]) -> Any:
+    try:
+        return reader(file)
+    except Exception as error:  # whatever the package raises of bytes that are not there
+        raise ModelError(
+            f"{file} cannot be read as GGUF: it is none, damaged or cut short ({error})"
+        ) from error
+
+
 def _expand(file: Path, directory: Path, *, dtype: str) -> None:
     log.info("%s is expanded once, which takes a minute for a small model", file)
     log.info("%s: %s", file.name, import_gguf(file, directory, dtype))
@@ -91,12 +100,17 @@ def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any]]:
 
     ModelError for what would be left out.
     """
-    architecture = str(reader.fields["general.architecture"].contents())
+    named = reader.fields.get("general.architecture")
+    architecture = "" if named is None else str(named.contents())
 
     def field(name: str) -> Any:
         found = reader.fields.get(f"{architecture}.{name}")
         return None if found is None else found.contents()
 
+    if not field("attention.head_count"):
+        why = f"the architecture {architecture!r} is not read from GGUF: use the model's original directory"
+        raise ModelError(f"{file}: {why}")
+    _check_vocabulary(file, reader)
     head = field("attention.key_length") or field("embedding_length") // field("attention.head_count")
     tables = {each.name: each.data for each in reader.tensors if "rope_f" in each.name}
     rope, lost = _scaling(field, tables, head), None
@@ -109,6 +123,17 @@ def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any]]:
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     known = f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
     return known, rope
+
+
+def _check_vocabulary(file: Path, reader: Any) -> None:
+    """Raises ModelError for a file whose tokenizer is missing, or is that of another embedding."""
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    rows = [int(each.shape[-1]) for each in reader.tensors if each.name == "token_embd.weight"]
+    if tokens is None:
+        raise ModelError(f"{file} has no tokenizer")
+    if rows and len(tokens.data) != rows[0]:
+        why = f"its tokenizer has {len(tokens.data):,} tokens and its embedding {rows[0]:,}"
+        raise ModelError(f"{file}: {why}: they are of different models")
 
 
 def _scaling(field: Callable[[str], Any], tables: dict[str, Any], head: int) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
 from engine.model.revision import name_of, revision_of
 from engine.model.tensor_parallel import shard
+from engine.model.vocabulary import check_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ def load_model(
         raise ModelError(f"{path} cannot be loaded: {error}") from error
     if merged is not None:
         merged.merge(dict(model.named_parameters()))
+    if why := check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0]):
+        raise ModelError(f"{path}: {why}")
     model = shard(model) if tensor_parallel else model.to(where)
     kept: Layers = "torch" if tensor_parallel else layers
     return _wrap(model, tokenizer, kept, name=name_of(path, adapter), revision=revision_of(path, adapter))

@@ -4,6 +4,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -47,6 +48,27 @@ class Vocabulary:
                     waiting.append((first, end, length + 1, after))
                 first = end
         return found
+
+
+def check_vocabulary(tokenizer: Any, rows: int) -> str:
+    """Why an embedding of ``rows`` tokens is not that of the tokenizer; "" where no text leaves it.
+
+    Texts of clients never become added tokens, so these may lie beyond it, unless a chat's template or a
+    text's beginning has one.
+    """
+    added = {int(token) for token in tokenizer.added_tokens_decoder}
+    own = max((each for each in map(int, tokenizer.get_vocab().values()) if each not in added), default=-1)
+    if own >= rows:
+        return f"the tokenizer has {own + 1:,} tokens, the embedding {rows:,}: they are of different models"
+    around = [token for token in (tokenizer.bos_token_id,) if token is not None]
+    if getattr(tokenizer, "chat_template", None):
+        with suppress(Exception):  # what a template raises is refused where a prompt is made
+            text = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+            around += tokenizer.encode(text, add_special_tokens=False)
+    beyond = max(around, default=-1)
+    if beyond >= rows:
+        return f"the chat template writes {tokenizer.decode([beyond])!r}, which the embedding does not have"
+    return ""
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes]:

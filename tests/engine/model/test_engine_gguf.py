@@ -61,21 +61,24 @@ def write(file: Path, kind: str = "Q8_0", **more: Any) -> dict[str, torch.Tensor
     """A tiny Llama; returns its state as it should be read. ``more``: fields, or ``extra`` for a tensor."""
     model = weights()
     config, state = model.config, {}
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, more.get("architecture", "llama"))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    if more.get("heads", True):
+        writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(more.get("rotary", 64))
     writer.add_rope_freq_base(5000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_tokenizer_model("gpt2")
+    tokens = more.get("tokens", TOKENS)
+    writer.add_tokenizer_model(more.get("tokenizer", "gpt2"))
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 4 + [1] * (len(TOKENS) - 4))
-    writer.add_token_merges(['! "'])
+    if tokens:
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] * 4 + [1] * (len(tokens) - 4))
+        writer.add_token_merges(['! "'])
     writer.add_bos_token_id(1)
     if more.get("ends", True):
         writer.add_eos_token_id(2)
@@ -155,6 +158,12 @@ def test_a_file_is_served_as_its_directory_with_its_tokens_template_and_ends(tmp
         ({"rotary": 32}, "rotates a part of each head"),
         ({"ends": False}, "names no token that ends an answer"),
         ({"without": "model.layers.1.mlp.up_proj.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
+        ({"architecture": "mamba", "heads": False}, "the architecture 'mamba' is not read from GGUF"),
+        ({"architecture": "llamoid"}, "architecture llamoid is not supported"),
+        ({"tokenizer": "wordly"}, "tokenizer 'wordly'"),
+        ({"tokens": []}, "has no tokenizer"),
+        ({"tokens": [*TOKENS, "aa", "bb"]}, "its tokenizer has 97 tokens and its embedding 95"),
+        ({"tokens": TOKENS[:40]}, "its tokenizer has 40 tokens and its embedding 95"),
     ],
 )
 def test_what_would_be_lost_is_refused_by_name(more: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -211,6 +220,18 @@ def test_a_file_that_is_none_or_is_cut_off_is_refused(content: bytes, tmp_path: 
         import_gguf(file, tmp_path / "out")
     with pytest.raises(ModelError, match="cannot be read: No"):
         gguf_directory(tmp_path / "none.gguf", cache=tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.99])
+def test_a_file_cut_short_is_refused_by_the_command(share: float, tmp_path: Path) -> None:
+    """In its fields, among its tensors, and in the last one."""
+    file = tmp_path / "model.gguf"
+    write(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    done = CliRunner().invoke(command, ["import", str(file), str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert f"{file} cannot be read as GGUF: it is none, damaged or cut short" in done.output
 
 
 def test_the_command_writes_a_directory_and_overwrites_none(tmp_path: Path) -> None:

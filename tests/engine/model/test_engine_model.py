@@ -6,12 +6,15 @@ from subprocess import CalledProcessError
 import pytest
 import torch
 
+from daemon.config.schema import Config, ModelConfig
+from daemon.engine.build import load
 from engine.device import resolve_device
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer, embedded_directory
 from engine.model.loading import load_model
+from feeds.connector import SettingError
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
 
@@ -52,6 +55,36 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{not json")
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(tmp_path)
+
+
+def test_a_tokenizer_of_a_larger_embedding_is_refused(directory: Path, tmp_path: Path) -> None:
+    """Its tokens would be rows that are not there. An added token may be, unless the template writes it."""
+    small = embedded_directory(tmp_path, vocabulary=1792)
+    build_tokenizer(2048).save_pretrained(small)
+    with pytest.raises(ModelError, match="tokenizer has 2,048 tokens"):
+        load_model(small)
+    tokenizer = build_tokenizer(1792)
+    tokenizer.add_tokens(["<image>", "<turn>"])
+    tokenizer.save_pretrained(small)
+    assert load_model(small, layers="torch").sizes.vocabulary == 1792
+    tokenizer.chat_template = "{% for m in messages %}<turn>{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(small)
+    with pytest.raises(ModelError, match="template writes"):
+        load_model(small)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [("{{ raise_exception('no') }}", "refuses these messages: no"), ("{% if %}", "refuses")],
+)
+def test_a_chat_template_that_raises_is_refused_at_start(template: str, why: str, tmp_path: Path) -> None:
+    small = embedded_directory(tmp_path)
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(small)
+    with pytest.raises(SettingError, match=why) as caught:
+        load(Config(model=ModelConfig(path=str(small))))
+    assert caught.value.key == "model.path"
 
 
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
