@@ -5,16 +5,18 @@ The daemon is the real one, in two processes. The broker is librdkafka's mock cl
 
 import asyncio
 import contextlib
+import json
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -30,8 +32,10 @@ from daemon.config.schema import (
     Config,
     HttpConfig,
     LogConfig,
+    NamedModel,
     ProcessConfig,
     QueryConfig,
+    QuestionConfig,
     RecoveryConfig,
     SessionConfig,
     SinkConfig,
@@ -58,6 +62,15 @@ TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
 ANSWERS_KEPT = "answers.jsonl"
 HISTORY_S = 60
 ASKED = next(rule for rule in RULES if rule.name == "breakout")
+WORDS = "words"
+"""What the demo calls the model of --model."""
+COMMENT = QuestionConfig(
+    name="comment",
+    text="Describe in one sentence what the price did.",
+    max_tokens=40,
+    ask_every=Duration(parse_duration("5s")),
+    sessions=(f"*-{WORDS}",),
+)
 WINDOW = 64
 """Bars that the tape model sees; set here so that the truth covers as many."""
 INTERVAL = Duration(parse_duration("1s"))
@@ -94,17 +107,34 @@ def _port_option(name: str, default: int, what: str) -> Callable[[Callable[..., 
     help="write the configuration (foretick.toml) and the answers (answers.jsonl) to this directory, for "
     "`foretick explain` and `foretick reproduce` while the demo runs",
 )
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="directory or GGUF file of a language model, which reads the first symbol beside the tape model, "
+    "answers the same questions, and one in its own words",
+)
 @_port_option("--http-port", HTTP_PORT, "port to serve HTTP at")
 @_port_option("--query-port", QUERY_PORT, "port of the query socket")
 def command(
-    forever: bool, seconds: int, seed: int, keep: Path | None, http_port: int, query_port: int
+    forever: bool,
+    seconds: int,
+    seed: int,
+    keep: Path | None,
+    model: Path | None,
+    http_port: int,
+    query_port: int,
 ) -> None:
     """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
-    sys.exit(demo(None if forever else seconds, seed, keep, http_port, query_port))
+    sys.exit(demo(None if forever else seconds, seed, keep, model, http_port, query_port))
 
 
 def demo(
-    seconds: int | None, seed: int, keep: Path | None = None, http_port: int = 0, query_port: int = 0
+    seconds: int | None,
+    seed: int,
+    keep: Path | None = None,
+    model: Path | None = None,
+    http_port: int = 0,
+    query_port: int = 0,
 ) -> int:
     """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
     console = Console()
@@ -117,7 +147,7 @@ def demo(
         broker.create_topic(DEAD, 1)
         broker.create_topic(PROGRESS_TOPIC, 1)
         console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
-        config = demo_config(broker.bootstrap, _free(http_port), _free(query_port))
+        config = demo_config(broker.bootstrap, _free(http_port), _free(query_port), model)
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
             (keep / ANSWERS_KEPT).write_bytes(b"")
@@ -145,25 +175,42 @@ def demo_file(config: Config, endpoint: str, http_port: int) -> str:
         lines += ["", "[[sessions]]", f'name = "{session.name}"', f'symbol = "{session.symbol}"']
         names = ("price_decimals", "retention_tokens", "retention_records")
         lines += [f"{name} = {getattr(session, name)}" for name in names]
+        lines += [f'model = "{session.model}"'] if session.model else []
+    for model in config.models:
+        lines += ["", "[[models]]", f'name = "{model.name}"', f"path = {json.dumps(model.path)}"]
+    for asked in config.questions:
+        lines += ["", "[[questions]]", f'name = "{asked.name}"', f'text = "{asked.text}"']
+        lines += [f"max_tokens = {asked.max_tokens}", f'ask_every = "{asked.ask_every}"']
+        lines += [f"sessions = {json.dumps(asked.sessions)}"]
     lines += ["", "[source]", 'kind = "kafka"', "", "[source.kafka]"]
     lines += [f'bootstrap = "{kafka.bootstrap}"', f'topics = ["{TRADES}"]', "", "[sink.kafka]"]
     lines += [f'bootstrap = "{kafka.bootstrap}"', f'topic = "{kafka.topic}"', f'dlq = "{kafka.dlq}"']
     return "\n".join(lines) + "\n"
 
 
-def demo_config(bootstrap: str, http_port: int = 0, query_port: int = 0) -> Config:
-    """Three symbols as three sessions, the paper's six questions each, one-second bars."""
+def demo_config(bootstrap: str, http_port: int = 0, query_port: int = 0, model: Path | None = None) -> Config:
+    """Three symbols as three sessions, the paper's six questions each, one-second bars.
+
+    With a ``model`` it reads the first symbol in a session of its own.
+    """
+    sessions = [
+        SessionConfig(
+            name=i.symbol.lower(),
+            symbol=i.key,
+            price_decimals=_decimals(i),
+            retention_tokens=2048,
+            retention_records=WINDOW,
+        )
+        for i in INSTRUMENTS
+    ]
+    if model is not None:
+        first = sessions[0]
+        named = {"name": f"{first.name}-{WORDS}", "model": WORDS, "retention_tokens": 4096}
+        sessions.append(msgspec.structs.replace(first, **named))
     return Config(
-        sessions=tuple(
-            SessionConfig(
-                name=i.symbol.lower(),
-                symbol=i.key,
-                price_decimals=_decimals(i),
-                retention_tokens=2048,
-                retention_records=WINDOW,
-            )
-            for i in INSTRUMENTS
-        ),
+        sessions=tuple(sessions),
+        models=() if model is None else (NamedModel(name=WORDS, path=str(model.absolute())),),
+        questions=() if model is None else (COMMENT,),
         bars=BarsConfig(interval=INTERVAL),
         source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
         sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
@@ -195,9 +242,10 @@ async def _demo(
         if keep is not None:
             text = demo_file(config, gateway.query.endpoint, gateway.http.port)
             (keep / "foretick.toml").write_text(text)
+        beside = "".join(f", and {Path(each.path).name}" for each in config.models)
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{gateway.status.model}[/bold], "
-            f"trained on generated tapes\n"
+            f"trained on generated tapes{beside}\n"
             f"  live page http://127.0.0.1:{gateway.http.port}/, query socket {gateway.query.endpoint}"
         )
         kept = None if keep is None else keep / ANSWERS_KEPT
@@ -324,7 +372,7 @@ def _table(seen: Seen) -> Table:
         seen.answers.items(), key=lambda i: (i[0][0], order.get(i[0][1], len(order)))
     ):
         table.add_row(
-            answer.symbol if session != previous else "",
+            _symbol(answer) if session != previous else "",
             question,
             answer.text,
             "" if answer.probability is None else f"{answer.probability:.2f}",
@@ -335,6 +383,12 @@ def _table(seen: Seen) -> Table:
         )
         previous = session
     return table
+
+
+def _symbol(answer: Answer) -> str:
+    """With the name of the model that --model added."""
+    added = answer.session.endswith(f"-{WORDS}")
+    return f"{answer.symbol}, {answer.model}" if added else answer.symbol
 
 
 def _close(console: Console, gateway: Gateway, seen: Seen, reply: AskReply | None) -> None:
@@ -373,14 +427,16 @@ def right_table(truth: Truth) -> Table:
     """How many answers were right, by question, against the labels computed from the trades."""
     table = _columns(
         "answers against the labels of docs/questions.md, computed from the trades",
-        ("question",),
+        ("question", "model"),
         ("answers", "undefined", "right", "share", "mean probability"),
         caption="undefined: the rule has no right answer there, such as too few bars",
     )
-    for question in PAPER_SIX:
-        tally = truth.tallies.get(question.name, Tally())
+    models = sorted({model for _, model in truth.tallies})
+    for question, model in product((each.name for each in PAPER_SIX), models):
+        tally = truth.tallies.get((question, model), Tally())
         table.add_row(
-            question.name,
+            question,
+            model,
             f"{tally.judged + tally.undefined:,}",
             f"{tally.undefined:,}",
             f"{tally.right:,}",

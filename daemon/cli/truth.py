@@ -42,7 +42,8 @@ class Truth:
     interval_ns: int
     window: int
     specs: dict[str, CompactSpec]
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    """By question and model."""
     _bars: dict[str, deque[_Row]] = field(default_factory=dict)
 
     def add(self, trade: Trade) -> None:
@@ -60,7 +61,7 @@ class Truth:
         """Whether an answer is right, and count it; None where there is no right answer, or no rule."""
         if answer.question != EXACT_VALUE.name and answer.question not in _RULES:
             return None
-        tally = self.tallies.setdefault(answer.question, Tally())
+        tally = self.tallies.setdefault((answer.question, answer.model), Tally())
         expected = self.expected(answer)
         if expected is None:
             tally.undefined += 1

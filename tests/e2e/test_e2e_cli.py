@@ -24,7 +24,7 @@ from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from engine.measurement_cache import Memory
 from engine.model import loading, remembered
-from engine.model.embedded import build_tokenizer
+from engine.model.embedded import build_tokenizer, embedded_directory
 from feeds.codec import decode_record
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
@@ -395,6 +395,24 @@ def test_the_demo_runs_by_itself_and_the_readme_asks_it(tmp_path: Path) -> None:
     expect_demo(began + output)
 
 
+RIGHT = re.compile(r"│ (\w+) +│ (\S+) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │ +[\d.%]* │")
+"""A row of the table of right answers: question, model, answers, undefined, right."""
+
+
+def test_the_demo_shows_a_language_model_beside_the_tape_model(tmp_path: Path) -> None:
+    """Of random weights: its answers count, and what it says in its own words stands among them."""
+    model = embedded_directory(tmp_path)
+    arguments = ("demo", "--seconds", "12", "--model", str(model), "--http-port", "0", "--query-port", "0")
+    done = subprocess.run((FORETICK, *arguments), capture_output=True, text=True, timeout=240, check=True)
+    assert f"and {model.name}" in done.stdout
+    rows = {(question, name): int(answers) for question, name, answers, *_ in RIGHT.findall(done.stdout)}
+    asked = [question.name for question in PAPER_SIX]
+    assert list(rows) == [(each, name) for each in asked for name in ("foretick-tape", model.name)]
+    assert all(rows[each, model.name] for each in asked)
+    assert "comment" in done.stdout
+    assert f"DEMO:ALPHA, {model.name}" in done.stdout
+
+
 def expect_demo(output: str) -> None:
     """What it says, and that it is right."""
     assert "not Apache Kafka" in output
@@ -409,7 +427,8 @@ def expect_demo(output: str) -> None:
     assert counts["bars"] > 3 * 30  # of the minute before; how many more depends on the machine's speed
     assert counts["records late"] == 0
     right = {}
-    for name, *columns in re.findall(r"│ (\w+) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │ +[\d.%]* │", output):
+    for name, model, *columns in RIGHT.findall(output):
+        assert model == "foretick-tape"
         answers, undefined, correct = (int(column.replace(",", "")) for column in columns)
         right[name] = answers - undefined, correct
     assert set(right) == {question.name for question in PAPER_SIX}

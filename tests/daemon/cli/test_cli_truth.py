@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from daemon.cli.truth import Tally, Truth
@@ -84,13 +85,18 @@ def test_volumes_are_summed_within_a_bar() -> None:
     assert made.expected(answer("volume", "", as_of(23))) is None
 
 
-def test_answers_are_tallied_by_question() -> None:
+def test_answers_are_tallied_by_question_and_model() -> None:
     made = closing([10_000 + n for n in range(20)])
     assert made.judge(answer("trend", "UP", as_of(19), 0.9)) is True
     assert made.judge(answer("trend", "DOWN", as_of(18), 0.5)) is False
     assert made.judge(answer("trend", "UP", as_of(3), 0.9)) is None
     assert made.judge(answer("mood", "GOOD", as_of(19))) is None
-    assert made.tallies == {"trend": Tally(judged=2, right=1, undefined=1, probability=1.4, calibrated=2)}
+    other = msgspec.structs.replace(answer("trend", "DOWN", as_of(19), 0.9), model="other")
+    assert made.judge(other) is False
+    assert made.tallies == {
+        ("trend", "m"): Tally(judged=2, right=1, undefined=1, probability=1.4, calibrated=2),
+        ("trend", "other"): Tally(judged=1, probability=0.9, calibrated=1),
+    }
 
 
 def test_an_answer_whose_bars_are_gone_or_never_were_is_not_judged() -> None:
