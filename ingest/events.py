@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingest.bar_kernel import AS_FLAG, AS_LINE, EVENT, IGNORED, Bars
-from ingest.lines import LineSpec, decimal, time_text
+from ingest.lines import LineSpec, decimal, line_of, time_text
 from ingest.record import ACTION, ASKS, BIDS, BOOK, STATUS, TEXT
 from ingest.tokens import Encode
 from metrics.catalogue import EVENTS, Treatment
@@ -63,7 +63,7 @@ def event_line(row: Any, spec: LineSpec, words: str) -> str:
             fields.append("book")
             fields += [_level(row, price, size, spec, scale) if there else "" for price, size, there in sides]
             fields.append(decimal(int(row["v"]), _IMBALANCE_DECIMALS, _NANO))
-    return ",".join(fields) + "\n"
+    return line_of(fields, spec.form)
 
 
 def event_tokens(row: Any, spec: LineSpec, words: str, encode: Encode, most: int) -> Sequence[int]:

@@ -8,10 +8,14 @@ volume. Where a session reads several symbols, each line begins with its own: `E
 late record amended is written again after the word `amend`: `amend,143000,...`. Where empty intervals are
 said, one without a trade is `143000,no trade`. Before the first bar of another contract there is a line of
 its own, `roll,ESH7`.
+
+As a table the same cells are `| 143000 | 101.25 | ... |`, and in words each number has its name behind the
+time: `143000 open 101.25 high 101.50 low 101.25 close 101.38 volume 12.500`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +25,8 @@ from ingest.volumes import volume_of
 
 _SECOND = 1_000_000_000
 MINUTE_NS, DAY_NS = 60 * _SECOND, 86400 * _SECOND
+Form = Literal["decimal", "table", "words"]
+NAMES = ("open", "high", "low", "close", "volume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class LineSpec:
     ``says_empty``: an empty bar's line says that nothing was traded, and no prices. ``price_scale``: decimals
     of the unit that its bars' prices count, 0 to 18; no fewer than are printed. ``rolls``: of each symbol,
     event times, ns, and names of the contracts that follow, the oldest first; nothing is said of one that
-    resets the window. ``dates``: times have their date.
+    resets the window. ``dates``: times have their date. ``form``: how a line is written.
     """
 
     price_decimals: int = 2
@@ -40,6 +46,7 @@ class LineSpec:
     price_scale: int = 9
     rolls: tuple[tuple[tuple[int, str], ...], ...] = ()
     dates: bool = False
+    form: Form = "decimal"
 
     def __post_init__(self) -> None:
         check_decimals(self.price_decimals, self.price_scale)
@@ -55,6 +62,20 @@ def check_decimals(price_decimals: int, price_scale: int) -> None:
         raise ValueError(
             f"price_decimals must be from 0 to price_scale ({price_scale}), not {price_decimals}"
         )
+
+
+def line_of(cells: Sequence[str], form: Form) -> str:
+    """The line of these cells."""
+    if form == "table":
+        return f"| {' | '.join(cells)} |\n"
+    return ("," if form == "decimal" else " ").join(cells) + "\n"
+
+
+def bar_row(head: Sequence[str], numbers: Sequence[str], behind: Sequence[str], form: Form) -> str:
+    """The line of a bar with these `open` to `volume`, which in words have their names."""
+    if form == "words":
+        numbers = [f"{name} {number}" for name, number in zip(NAMES, numbers, strict=True)]
+    return line_of([*head, *numbers, *behind], form)
 
 
 def round_half_even(value: int, unit: int) -> int:
@@ -94,7 +115,7 @@ def _roll_line(bar: Any, spec: LineSpec) -> str:
     if not spec.rolls or bar["flags"] & (AMENDS | RESETS) or not bar["flags"] & ROLLED:
         return ""
     names = [name for at, name in spec.rolls[int(bar["leg"])] if at <= bar["ts_open"]]
-    return f"roll,{names[-1]}\n" if names else ""
+    return line_of(["roll", names[-1]], spec.form) if names else ""
 
 
 def bar_line(bar: Any, spec: LineSpec) -> str:
@@ -105,7 +126,7 @@ def bar_line(bar: Any, spec: LineSpec) -> str:
         head.append(spec.symbols[int(bar["leg"])])
     head.append(time_text(int(bar["ts_open"]), int(bar["interval"]), dates=spec.dates))
     if spec.says_empty and bar["flags"] & EMPTY:
-        return before + ",".join([*head, "no trade"]) + "\n"
+        return before + line_of([*head, "no trade"], spec.form)
     prices = (decimal(int(bar[name]), spec.price_decimals, spec.price_scale) for name in "ohlc")
     volume = decimal(volume_of(bar).exact, spec.volume_decimals, VOLUME_SCALE)
-    return before + ",".join([*head, *prices, volume]) + "\n"
+    return before + bar_row(head, [*prices, volume], [], spec.form)

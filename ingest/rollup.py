@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ingest.lines import LineSpec, clock_text, decimal
+from ingest.lines import NAMES, LineSpec, bar_row, clock_text, decimal, line_of
 from ingest.volumes import SCALE as VOLUME_SCALE
 from ingest.volumes import Volume
 
@@ -25,11 +25,10 @@ _SECOND = 10**9
 
 def introduction(spec: LineSpec) -> str:
     """Before the lines of the rollup."""
-    symbol, next_one = ("symbol,", "the next one of its symbol") if spec.symbols else ("", "the next one")
-    return (
-        f"Older bars first, summed up; each line reaches to {next_one}: "
-        f"{symbol}date,time,open,high,low,close,volume,number of bars, and gap where data is missing\n"
-    )
+    next_one = "the next one of its symbol" if spec.symbols else "the next one"
+    count = "number of bars, and gap where data is missing"
+    columns = line_of([*(["symbol"] if spec.symbols else []), "date", "time", *NAMES, count], spec.form)
+    return f"Older bars first, summed up; each line reaches to {next_one}: {columns}"
 
 
 class SummedBar(NamedTuple):
@@ -118,14 +117,13 @@ class Rollup:
 
 def rollup_line(bar: SummedBar, spec: LineSpec, interval_ns: int) -> str:
     """The line of a bar that sums up bars of ``interval_ns``; its date and time are UTC."""
-    fields = [spec.symbols[bar.leg]] if spec.symbols else []
+    head = [spec.symbols[bar.leg]] if spec.symbols else []
     date = datetime.fromtimestamp(bar.ts_open // _SECOND, UTC).date().isoformat()
-    fields += [date, clock_text(bar.ts_open, interval_ns)]
+    head += [date, clock_text(bar.ts_open, interval_ns)]
     prices = (bar.open, bar.high, bar.low, bar.close)
-    fields += [decimal(price, spec.price_decimals, spec.price_scale) for price in prices]
-    fields.append(decimal(bar.exact_volume, spec.volume_decimals, VOLUME_SCALE))
-    fields += [str(bar.bars), *(["gap"] if bar.gap else [])]
-    return ",".join(fields) + "\n"
+    numbers = [decimal(price, spec.price_decimals, spec.price_scale) for price in prices]
+    numbers.append(decimal(bar.exact_volume, spec.volume_decimals, VOLUME_SCALE))
+    return bar_row(head, numbers, [str(bar.bars), *(["gap"] if bar.gap else [])], spec.form)
 
 
 def newest_within(lines: Iterable[Sequence[int]], most: int) -> list[Sequence[int]]:

@@ -194,7 +194,8 @@ class Tokeniser:
 
     def lines(self, bars: Bars, spec: LineSpec) -> list[list[int]]:
         """Token ids of each bar's line, for BAR [n]."""
-        if self._tables is None or spec.volume_decimals > NANO or _any_negative(bars):
+        is_looked_up = self._tables is not None and spec.form == "decimal" and spec.volume_decimals <= NANO
+        if self._tables is None or not is_looked_up or _any_negative(bars):
             return [list(self._encode(bar_line(bar, spec))) for bar in bars]
         lines = look_up(self._tables, bars, spec)
         if spec.symbols:

@@ -26,11 +26,11 @@ from engine.model.terse import TAPE_MODEL
 from flash.acting import WINDOW, ActDecision, Acting, risk_of
 from flash.confidence import Calibration, read_calibration
 from flash.regimes import RegimeTracker
+from tapes.generate import EVALUATION, TRAINING, Ranges, generate
 from tapes.real_bars import anchor_of, levels_of
 from tapes.rules import RULES, UNDEFINED, Levels
 from training.batches import Vocabulary, draw_headers
 from training.export import tape_model
-from training.generate import EVALUATION, TRAINING, Ranges, generate
 from training.sources import Drawn, Packed, Recorded, Setting, together
 
 FIVE = ("trend", "pullback", "recent_high", "consolidation", "volume")

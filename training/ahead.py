@@ -14,10 +14,10 @@ from ingest.compact import CENTRE, CompactSpec
 from tapes.question_file import QuestionError
 from tapes.real_bars import anchor_of, label_ahead, levels_of
 from tapes.rules import UNDEFINED, Floats, Ints, Levels, Rule, lag, mean_range, rolling
+from tapes.worked_examples import minutes
 from training.ahead_card import time_text
 from training.baseline import shapes
 from training.batches import Vocabulary
-from training.shown import minutes
 from training.sources import Drawn, Reader, Recorded, Setting
 from training.walk_forward import Decisions, fit_in_time
 

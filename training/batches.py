@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.compact import CENTRE, CODES_PER_DECADE, HIGHEST, Anchor
+from tapes.generate import Ranges, generate
 from tapes.rules import (
     LOOKBACK,
     RULES,
@@ -25,7 +26,6 @@ from tapes.rules import (
     mean_range,
     rolling,
 )
-from training.generate import Ranges, generate
 from training.tokenizer import ASK, AUXILIARY, NONE, QUESTIONS, build_tokenizer, question_token
 
 BAR_TOKENS = 6

@@ -128,8 +128,12 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
         ),
         _option("--max-tapes", type=_int(1), default=20_000, help="Where to stop."),
         _option(
-            "--lines", type=click.Choice(["compact", "decimal", "words"]),
+            "--lines", type=click.Choice(["compact", "decimal", "table", "words"]),
             help="How bars are written, for a model asked prompt by prompt. Default: as it reads best.",
+        ),
+        _option(
+            "--examples", type=_int(0, 8), default=0,
+            help="Worked examples before the bars, as `model.examples`; not for compact lines.",
         ),
         _option(
             "--question", "questions", type=_FILE, multiple=True,
@@ -185,6 +189,7 @@ def evaluate(
     calibration: Path | None,
     dtype: str | None,
     lines: Any,
+    examples: int,
     questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
@@ -208,8 +213,8 @@ def evaluate(
     import msgspec
     from rich.progress import Progress
 
+    from tapes.generate import EVALUATION
     from training.evaluate import Report, score, tables
-    from training.generate import EVALUATION
     from training.sources import Setting, collect
 
     if plots is not None:
@@ -218,7 +223,7 @@ def evaluate(
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
     read_as = dtype or ("auto" if early_exit else None)
-    model, name, revision = _read_model(path, read_as, lines, asked, adapter)
+    model, name, revision = _read_model(path, read_as, lines, asked, adapter, examples)
     if early_exit:
         _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
         return
@@ -286,6 +291,7 @@ def calibrate(
     seed: int,
     max_tapes: int,
     lines: Any,
+    examples: int,
     questions: tuple[Path, ...],
     until: str,
 ) -> None:
@@ -299,12 +305,12 @@ def calibrate(
     recorded --tape and scored on the second one, and the file says until when.
     """
     from flash.confidence import Calibration, write_calibration
+    from tapes.generate import TRAINING
     from training.calibrate import fit  # a missing library comes before the model
-    from training.generate import TRAINING
 
     source = _source(tape, form, seed, TRAINING)
     asked = _asked_of(questions, source, window)
-    model, _, revision = _read_model(path, None, lines, asked, adapter)
+    model, _, revision = _read_model(path, None, lines, asked, adapter, examples)
     trained = adapter or path
     if out is None and not trained.is_dir():
         raise click.UsageError("--out is needed where --model is a file")
@@ -426,6 +432,7 @@ def _read_model(
     lines: Any = None,
     asked: Any = None,
     adapter: Path | None = None,
+    examples: int = 0,
 ) -> tuple[Any, str, str]:
     """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it.
 
@@ -451,10 +458,10 @@ def _read_model(
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    by_prompt = any(each is not None for each in (asked, dtype, lines, adapter))
+    by_prompt = examples > 0 or any(each is not None for each in (asked, dtype, lines, adapter))
     if by_prompt or not is_packed(path):
         try:
-            served = Served.load(path, dtype or "auto", lines, asked, adapter)
+            served = Served.load(path, dtype or "auto", lines, asked, adapter, examples)
             return served, name_of(path, adapter), revision_of(path, adapter)
         except AdapterError as error:
             raise click.BadParameter(str(error), param_hint="--adapter") from None

@@ -14,15 +14,17 @@ import numpy as np
 import torch
 
 from daemon.engine.build import load_checked
+from daemon.engine.example_turns import example_turns
 from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
+from engine.model.terse import Lines
 from engine.step import Chunk, OutOfMemory
 from ingest.tokens import Tokeniser
 from regions.tape import Retention
 from tapes.rules import Ints
 from training.batches import Vocabulary
-from training.shown import Lines, shown
+from training.shown import Reading, shown
 from training.sources import Asked, Drawn, Read, Setting
 from training.tokenizer import NONE
 
@@ -44,7 +46,7 @@ class Served:
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     """Of the headers that sources draw."""
     cuts: int = 2
-    lines: Lines = "compact"
+    reading: Reading = field(default_factory=Reading)
     asked: Asked = field(default_factory=Asked)
 
     @classmethod
@@ -55,8 +57,11 @@ class Served:
         lines: Lines | None = None,
         asked: Asked | None = None,
         adapter: Path | None = None,
+        examples: int = 0,
     ) -> Served:
         """Load a directory as the daemon does; ``lines``: None for those that the model reads best.
+
+        ``examples``: as `model.examples`.
 
         Raises ModelError where the daemon would refuse the model, and where it cannot answer ``asked``.
         """
@@ -68,6 +73,13 @@ class Served:
         if prompt.terse is not None and lines not in (None, "compact"):
             raise ModelError("this model reads compact lines only")
         read = lines or prompt.lines
+        if examples and read == "compact":
+            raise ModelError("worked examples are not for compact lines")
+        if examples:
+            try:
+                prompt.frozen(turns=example_turns(prompt, examples, "decimal"))
+            except ValueError as error:
+                raise ModelError(str(error)) from error
         for rule in asked.rules:
             if rule.timed and read == "compact":
                 raise ModelError(f"{rule.name}: its rule reads the time of day, and compact lines have none")
@@ -76,7 +88,12 @@ class Served:
                 prompt.choices(rule.text, rule.choices)
             except ValueError as error:
                 raise ModelError(f"{rule.name}: {error}") from error
-        return cls(engine, prompt, lines=read, asked=asked)
+        return cls(engine, prompt, reading=Reading(read, examples), asked=asked)
+
+    @property
+    def lines(self) -> str:
+        """As a calibration names them."""
+        return self.reading.name
 
     @cached_property
     def tokeniser(self) -> Tokeniser:
@@ -111,7 +128,7 @@ class Served:
         listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen, lines, price = shown(self.prompt, self.tokeniser, self.lines, x, tape, header, listed)
+            frozen, lines, price = shown(self.prompt, self.tokeniser, self.reading, x, tape, header, listed)
             for bar in cuts.tolist():
                 window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
                 with closing(Context(self.engine, frozen, window)) as context:

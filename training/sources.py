@@ -21,13 +21,13 @@ from ingest.bar_kernel import Bars
 from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
+from tapes.generate import EVALUATION, Ranges, generate
 from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels, Rule
+from tapes.worked_examples import minutes
 from training.baseline import fitted_guess, shapes, simple_guess
 from training.batches import Layout, Vocabulary, draw_headers, pack
-from training.generate import EVALUATION, Ranges, generate
 from training.model import TapeModel
-from training.shown import minutes
 from training.tokenizer import QUESTIONS
 
 Placement = Literal["terse", "numbered"]

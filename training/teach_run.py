@@ -17,12 +17,12 @@ from engine.model.question_pack import PackHead, QuestionPack, digest_of
 from engine.model.revision import revision_of
 from engine.model.terse import TAPE_MODEL, Terse, terse_in
 from flash.confidence import Calibration
+from tapes.generate import EVALUATION, TRAINING, Ranges
 from tapes.question_file import QuestionError, check_labels
 from training.batches import Vocabulary
 from training.calibrate import fit
 from training.evaluate import score
 from training.export import is_packed, tape_model
-from training.generate import EVALUATION, TRAINING, Ranges
 from training.model import TapeModel
 from training.question_model import QuestionModel
 from training.sources import Answers, Asked, Generated, Recorded, Setting, Source, Stretch, collect, joined

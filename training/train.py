@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from tapes.generate import TRAINING
 from tapes.rules import UNDEFINED
 from training.batches import Batch, Layout, Vocabulary, compress, make_batch
-from training.generate import TRAINING
 from training.model import Optimiser, Shape, TapeModel, initialise_numbers
 from training.tokenizer import QUESTIONS
 

@@ -208,7 +208,7 @@ def _units(config: Config) -> Iterator[KeyProblem]:
         here = f"{table}.unit"
         if session.unit < 0:
             yield here, f"{session.unit} is below 0"
-        elif session.unit and session.lines == "decimal":
+        elif session.unit and session.lines not in ("auto", "compact"):
             yield here, 'is for compact lines: remove it, or set lines = "compact"'
         elif decimals_of(session.unit) > session.price_decimals:
             yield here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"

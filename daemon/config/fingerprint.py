@@ -71,6 +71,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
         "sessions.prices_in": session.prices_in if model.describe else "",
         "sessions.volumes_in": session.volumes_in if model.describe else "",
         "model.end_tokens": model.end_tokens,
+        "model.examples": model.examples,
     }
     found |= {name: value for name, value in later.items() if value}
     if config.flash.placement == "frozen":

@@ -102,6 +102,16 @@ class ModelConfig(Table, frozen=True):
             "and what its other lines mean; measure it with your model: a small one answers worse"
         ),
     ] = False
+    examples: Annotated[
+        int,
+        about(
+            "worked examples before the bars of every session: generated bars, each with questions of "
+            "evaluate and their right answers. One takes some 2,000 tokens of the frozen prefix, which "
+            "sessions share; not for compact lines",
+            ge=0,
+            le=8,
+        ),
+    ] = 0
     layers: Annotated[
         Literal["auto", "compiled", "onednn", "torch"],
         about(
@@ -504,10 +514,11 @@ class SessionSettings(_in_place_of("bars", BarsConfig), kw_only=True):  # type: 
         str, about("what volumes count, such as `contracts`, for `model.describe`", max_length=64)
     ] = ""
     lines: Annotated[
-        Literal["auto", "decimal", "compact"],
+        Literal["auto", "decimal", "table", "words", "compact"],
         about(
-            "how a bar is written: as decimals, or in groups of three digits around a reference price; "
-            "auto takes what the model was trained on, or else decimal"
+            "how a bar is written: as decimals, as a row of a table, in words, where each number has its "
+            "name, or in groups of three digits around a reference price; auto takes what the model was "
+            "trained on, or else decimal"
         ),
     ] = "auto"
     unit: Annotated[

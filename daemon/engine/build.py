@@ -16,6 +16,7 @@ from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.cost_probe import measured_costs
 from daemon.engine.described import described
+from daemon.engine.example_turns import asked_as, example_turns
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import (
     HOST,
@@ -28,7 +29,7 @@ from daemon.engine.memory_budget import (
     host_blocks,
 )
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
-from daemon.engine.prefixes import EnginePrefixes
+from daemon.engine.prefixes import EnginePrefixes, Explanation
 from daemon.engine.question_packs import EnginePacks
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
@@ -38,12 +39,12 @@ from engine.free_memory import own_bytes
 from engine.graphs.runner import MAX_ROWS, CapturePlan
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.chat_format import PromptFormat
+from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.gguf import gguf_directory
 from engine.model.loaded import Layers, LoadedModel
 from engine.model.lora import AdapterError
 from engine.model.remembered import recall, remember
-from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion
+from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion, named_lines
 from engine.step import OutOfMemory
 from engine.warm_up import warm_up
 from feeds.connector import SettingError
@@ -247,7 +248,7 @@ def text_of(prompt: PromptFormat, question: Question) -> str:
     """The text that the model knows ``question`` by."""
     # the paper's texts are for models that read
     if prompt.terse is None:
-        return prompt.briefly(question.text) if question.is_brief else question.text
+        return asked_as(prompt, question)
     return terse_text(question)
 
 
@@ -533,7 +534,10 @@ def _build(
     costs = costs_of(config)
     loaded, prompt = ahead
     lines, prefixes, blocks = room.lines, room.prefixes, room.blocks
-    names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
+    names = {
+        named_lines("compact" if isinstance(spec, CompactSpec) else spec.form, config.model.examples)
+        for spec in lines.values()
+    }
     trained = adapter_of(config.model) or directory_of(config.model)
     calibration = calibration_of(config.model, trained, loaded.revision, names)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
@@ -662,9 +666,9 @@ def line_spec(
     lines = prompt.lines if session.lines == "auto" else session.lines
     if prompt.terse is not None and lines != prompt.lines:
         raise SettingError(f"{here}.lines", f"this model reads {prompt.lines} lines only")
-    if lines == "decimal" and session.unit:
-        raise SettingError(f"{here}.unit", 'is for compact lines: remove it, or set lines = "compact"')
-    if lines == "decimal":
+    if lines != "compact":
+        if session.unit:
+            raise SettingError(f"{here}.unit", 'is for compact lines: remove it, or set lines = "compact"')
         symbols = labels_of(session.symbols) if session.more_symbols else ()
         emits_empty = session.bars(bars).empty == "emit"
         return LineSpec(
@@ -674,6 +678,7 @@ def line_spec(
             emits_empty,
             session.scale,
             dates=session.bars(bars).dates,
+            form=lines,
         )
     for name, value in (("late", "amend"), ("empty", "emit")):
         if getattr(session.bars(bars), name) == value:
@@ -747,19 +752,27 @@ def prefixes_of(
         for session in config.all_sessions:
             questions = dict.fromkeys(each.question for each in asked if each.session == session.name)
             line = lines[session.name]
-            prefixes.add(session, header_of(line), tuple(questions), about(config, session, line, prompt))
+            prefixes.add(session, header_of(line), tuple(questions), explained(config, session, line, prompt))
+    except PromptError as error:  # of the turns of worked examples
+        raise SettingError("model.examples", str(error)) from error
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
     return prefixes
 
 
-def about(config: Config, session: SessionConfig, line: LineSpec | CompactSpec, prompt: PromptFormat) -> str:
-    """What a session's prefix says of its lines; "" unless that is configured, and for a terse model."""
-    if not config.model.describe or prompt.terse is not None:
-        return ""
-    return described(config, session, is_compact=isinstance(line, CompactSpec))
+def explained(
+    config: Config, session: SessionConfig, line: LineSpec | CompactSpec, prompt: PromptFormat
+) -> Explanation:
+    """What a session's prefix says of its lines. Raises SettingError for examples that cannot be shown."""
+    examples, is_compact = config.model.examples, isinstance(line, CompactSpec)
+    if examples and is_compact:
+        raise SettingError("model.examples", "are not for compact lines: remove it, or set other lines")
+    about = described(config, session, is_compact=is_compact) if config.model.describe else ""
+    if isinstance(line, CompactSpec):
+        return Explanation(about="" if prompt.terse is not None else about)
+    return Explanation(line.form, about, example_turns(prompt, examples, line.form))
 
 
 def header_of(line: LineSpec | CompactSpec) -> str | None:
-    """What compact lines mean before their first anchor; None: decimal lines."""
+    """What compact lines mean before their first anchor; None: other lines."""
     return line.blank.header if isinstance(line, CompactSpec) else None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from daemon.config.schema import SessionConfig
 from engine.model.chat_format import PromptFormat
+from engine.model.terse import Lines
 from flash.question import Question
 from flash.registry import Standing
 from ingest.compact import WIDEST
@@ -24,6 +25,17 @@ class QuestionList(NamedTuple):
     asked: Mapping[str, tuple[int, ...]]
 
 
+class Explanation(NamedTuple):
+    """What a prefix says of ``lines`` that are not compact.
+
+    ``about``: see `daemon.engine.described`; ``turns``: see `daemon.engine.example_turns`.
+    """
+
+    lines: Lines = "decimal"
+    about: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
+
+
 class _Parts(NamedTuple):
     """What the newest prefix of a session is made of. ``longest``: tokens of its longest rollup."""
 
@@ -31,7 +43,7 @@ class _Parts(NamedTuple):
     questions: tuple[Question, ...]
     several: bool
     longest: int
-    about: str = ""
+    explained: Explanation
     rollup: tuple[int, ...] = ()
 
 
@@ -49,15 +61,15 @@ class EnginePrefixes:
         self._lock = threading.Lock()
 
     def add(
-        self, session: SessionConfig, header: str | None, questions: Sequence[Question], about: str = ""
+        self, session: SessionConfig, header: str | None, questions: Sequence[Question], said: Explanation
     ) -> None:
         """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does.
 
-        ``header``: what compact lines mean; None: decimal lines. ``about``: see `daemon.engine.described`.
+        ``header``: what compact lines mean; None: ``said`` has what others mean.
         """
         asked = tuple(questions) if self.numbers else ()  # the prefix of a later anchor has them, too
         with self._lock:
-            parts = _Parts(header, asked, bool(session.more_symbols), session.summed_tokens, about)
+            parts = _Parts(header, asked, bool(session.more_symbols), session.summed_tokens, said)
             self._begin(session.name, parts)
 
     def restore(self, session: str, header: str | None, rollup: tuple[int, ...]) -> None:
@@ -83,7 +95,7 @@ class EnginePrefixes:
     def anchor(self, session: str, header: str | None, use: Callable[[tuple[int, ...]], None]) -> None:
         """Make a prefix with this ``header`` and call ``use`` with it, in the order of all changes.
 
-        ``header``: None of decimal lines. Nothing changes when ``use`` raises.
+        ``header``: None of other lines. Nothing changes when ``use`` raises.
         """
         with self._lock:
             self._change(session, self._parts[session]._replace(header=header), use)
@@ -111,7 +123,7 @@ class EnginePrefixes:
         parts = self._parts[session]
         header = None if parts.header is None else WIDEST.header
         asked = tuple(questions) if self.numbers else ()
-        made = self._made(_Parts(header, asked, parts.several, 0, parts.about))
+        made = self._made(_Parts(header, asked, parts.several, 0, parts.explained))
         return len(made.prefix) + parts.longest
 
     def asked(self, standing: Standing, prefix: tuple[int, ...]) -> Sequence[int]:
@@ -162,6 +174,7 @@ class EnginePrefixes:
     def _made(self, parts: _Parts) -> QuestionList:
         listed = [(each.text, self._text_of(each)) for each in parts.questions if self.by_number(each)]
         texts = [own for _, own in listed]
-        prefix = self._prompt.frozen(parts.header, texts, symbols=parts.several, about=parts.about)
+        said = parts.explained._asdict()
+        prefix = self._prompt.frozen(parts.header, texts, symbols=parts.several, **said)
         asked = {text: tuple(self._prompt.numbered(n)) for n, (text, _) in enumerate(listed, 1)}
         return QuestionList(prefix + parts.rollup, asked)

@@ -12,7 +12,7 @@ from daemon import protocol
 from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import Emit
-from daemon.engine.build import Built, about, header_of, line_spec, retention_of, window_of
+from daemon.engine.build import Built, explained, header_of, line_spec, retention_of, window_of
 from daemon.engine.pool_size import check_pool
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
@@ -132,7 +132,7 @@ class EngineSessions:
             raise ValueError(f"there is already a session {session.name!r}")
         line = self._line(session)
         standing = self.questions.made(session.name, command.questions)
-        told = about(self.config, session, line, self.built.prompt)
+        told = explained(self.config, session, line, self.built.prompt)
         self.built.prefixes.add(session, header_of(line), command.questions, told)
         self.built.lines[session.name] = line
         self._sessions[session.name] = session

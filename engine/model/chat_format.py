@@ -23,8 +23,7 @@ from engine.model.terse import Lines, Terse
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars."
 BRIEF = "Answer with one word or one number."
 """Behind a question whose answer is short, with that prompt; another prompt says itself what it wants."""
-SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
-SYMBOLS_SCHEMA = "Each line is one bar of one symbol, oldest first: symbol,time,open,high,low,close,volume\n"
+_COLUMNS = ("time", "open", "high", "low", "close", "volume")
 COMPACT_SCHEMA = (
     "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are "
     "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / "
@@ -47,12 +46,23 @@ class PromptError(ValueError):
     """The model's chat template cannot render messages or be cut, or its layout is unknown."""
 
 
+def schema_of(lines: Lines, *, symbols: bool = False) -> str:
+    """What lines mean that are not compact; with ``symbols`` they begin with one."""
+    names = ("symbol", *_COLUMNS) if symbols else _COLUMNS
+    said = f"Each line is one bar{' of one symbol' if symbols else ''}, oldest first"
+    if lines == "words":
+        return said + ".\n"
+    if lines == "table":
+        return f"{said}:\n\n| {' | '.join(names)} |\n|{' --- |' * len(names)}\n"
+    return f"{said}: {','.join(names)}\n"
+
+
 @dataclass(frozen=True)
 class PromptFormat:
     """The fixed text around tape and question.
 
     ``before_tape``: the frozen prefix without what it says of questions and lines. ``brief``: what stands
-    behind a question whose answer is short.
+    behind a question whose answer is short. ``system``: the system prompt of a model that reads words.
     """
 
     tokenizer: Any
@@ -63,6 +73,7 @@ class PromptFormat:
     terse: Terse | None = None
     end_ids: frozenset[int] = frozenset()
     brief: str = ""
+    system: str = ""
     only_ends: frozenset[int] = frozenset()
     """Where there are some, these alone end an answer."""
 
@@ -83,19 +94,10 @@ class PromptFormat:
         if described:
             return cls._terse(tokenizer, system_prompt, described, end_ids)
         system = system_prompt or SYSTEM_PROMPT
-        answer_prefix = ""
-        user = f"{_TAPE}{_ASK}{_QUESTION}"
-        if getattr(tokenizer, "chat_template", None):
-            rendered = _render(tokenizer, [("system", system), ("user", user)])
-        else:
-            rendered = f"{tokenizer.bos_token or ''}{system}\n\n{user}\nAnswer:"
-            answer_prefix = " "
-        if rendered.count(_TAPE) != 1 or rendered.count(_QUESTION) != 1:
-            raise PromptError("the chat template does not carry the user's message exactly once")
-        frozen, rest = rendered.split(_TAPE)
-        before, after = rest.split(_QUESTION)
+        parts = _cut(tokenizer, system, ())
+        answer_prefix = "" if getattr(tokenizer, "chat_template", None) else " "
         brief = "" if system_prompt else BRIEF
-        return cls(tokenizer, frozen, before, after, answer_prefix, end_ids=end_ids, brief=brief)
+        return cls(tokenizer, *parts, answer_prefix, end_ids=end_ids, brief=brief, system=system)
 
     @classmethod
     def _terse(
@@ -125,12 +127,15 @@ class PromptFormat:
         header: str | None = None,
         questions: Sequence[str] = (),
         *,
+        lines: Lines = "decimal",
         symbols: bool = False,
         about: str = "",
+        turns: Sequence[tuple[str, str]] = (),
     ) -> tuple[int, ...]:
-        """The frozen prefix; ``header`` says what the numbers of compact lines mean, None: decimal lines.
+        """The frozen prefix; ``header`` says what the numbers of compact lines mean, None: other ``lines``.
 
-        ``symbols``: decimal lines begin with a symbol. ``about``: what else is said of the lines.
+        ``symbols``: these begin with a symbol. ``about``: what else is said of the lines. ``turns``: worked
+        examples, what is asked and the answer, which go before as turns of the chat.
         ``questions`` get the numbers from 1 on, see `numbered`. Raises ValueError when a terse model does not
         know one, or cannot number that many.
         """
@@ -138,11 +143,11 @@ class PromptFormat:
             asked = [self._number(n) + self.terse.find(text).token for n, text in enumerate(questions, 1)]
             listed = "".join(asked) + "\n" if asked else ""
             return tuple(self.encode(f"{self.before_tape}{header}{listed}"))
-        schema = COMPACT_SCHEMA + header if header is not None else SYMBOLS_SCHEMA if symbols else SCHEMA
-        lines = "".join(f"#{n} {text}\n" for n, text in enumerate(questions, 1))
-        return tuple(
-            self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + about + schema)
-        )
+        schema = COMPACT_SCHEMA + header if header is not None else schema_of(lines, symbols=symbols)
+        numbered = "".join(f"#{n} {text}\n" for n, text in enumerate(questions, 1))
+        listed = f"{LISTED}{numbered}\n" if numbered else ""
+        before = _cut(self.tokenizer, self.system, turns)[0] if turns else self.before_tape
+        return tuple(self.encode(before + listed + about + schema))
 
     def briefly(self, text: str) -> str:
         """The question ``text``, to be answered in a word."""
@@ -296,6 +301,22 @@ class PromptFormat:
     def text(self, tokens: list[int]) -> str:
         """As `decode`, with the white space around it."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _cut(tokenizer: Any, system: str, turns: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
+    """What stands before the tape, between it and a question, and behind that; ``turns``: see `frozen`."""
+    user = f"{_TAPE}{_ASK}{_QUESTION}"
+    if getattr(tokenizer, "chat_template", None):
+        said = [part for asked, answer in turns for part in (("user", asked), ("assistant", answer))]
+        rendered = _render(tokenizer, [("system", system), *said, ("user", user)])
+    else:
+        texts = [system, *(f"{asked}\nAnswer: {answer}" for asked, answer in turns), f"{user}\nAnswer:"]
+        rendered = (tokenizer.bos_token or "") + "\n\n".join(texts)
+    if rendered.count(_TAPE) != 1 or rendered.count(_QUESTION) != 1:
+        raise PromptError("the chat template does not carry the user's message exactly once")
+    frozen, rest = rendered.split(_TAPE)
+    before, after = rest.split(_QUESTION)
+    return frozen, before, after
 
 
 def turn_ends(tokenizer: Any) -> frozenset[int]:

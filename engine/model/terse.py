@@ -9,7 +9,12 @@ import msgspec
 TAPE_MODEL = Path(__file__).with_name("foretick-tape")
 """Directory of the embedded default, as `foretick train` exports it."""
 
-Lines = Literal["decimal", "compact"]
+Lines = Literal["decimal", "table", "words", "compact"]
+
+
+def named_lines(lines: Lines, examples: int = 0) -> str:
+    """How a calibration names lines, with the worked examples before them."""
+    return f"{lines}, {examples} examples" if examples else lines
 
 
 class TerseQuestion(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from daemon.api.messages import PromptShown, QueryError
 from daemon.config.schema import FlashConfig, QuestionConfig
-from engine.model.chat_format import BRIEF, SCHEMA, SYSTEM_PROMPT
+from engine.model.chat_format import BRIEF, SYSTEM_PROMPT, schema_of
 from engine.model.embedded import embedded_directory
 from tests.kit import inproc_config, tolerance
 from tests.kit.daemon import invoke
@@ -71,7 +71,7 @@ async def test_regions_say_what_they_are_and_a_short_answer_is_asked_for_in_a_wo
 ) -> None:
     shown = await daemon.call("show_prompt", "aaa", "Is it quiet?")
     assert SYSTEM_PROMPT in shown.frozen.text
-    assert shown.frozen.text.endswith(SCHEMA)
+    assert shown.frozen.text.endswith(schema_of("decimal"))
     assert "one word" not in shown.frozen.text.replace(f"{SIDE.text} {BRIEF}", "")
     assert len(shown.sliding.text.splitlines()) == 4
     assert f"Is it quiet? {BRIEF}" in shown.question.text

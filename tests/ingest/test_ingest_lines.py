@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.model.embedded import build_tokenizer
-from ingest.bar_kernel import BAR
-from ingest.lines import DAY_NS, MINUTE_NS, LineSpec, bar_line, clock_text, decimal, time_text
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, ROLLED
+from ingest.lines import DAY_NS, MINUTE_NS, Form, LineSpec, bar_line, clock_text, decimal, time_text
 from ingest.tokens import Tokeniser
 
 NANO = 10**9
@@ -85,3 +85,38 @@ def test_a_line_with_its_date_is_encoded_as_it_is_written() -> None:
 def test_decimals_outside_the_fixed_point_are_refused(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
         LineSpec(**{name: value})
+
+
+FORMS: dict[Form, tuple[str, str, str, str]] = {
+    "decimal": (
+        "ES,143000,101.25,101.50,101.24,101.38,12.500\n",
+        "amend,ES,143000,101.25,101.50,101.24,101.38,12.500\n",
+        "ES,143000,no trade\n",
+        "roll,ESH7\nES,143000,101.25,101.50,101.24,101.38,12.500\n",
+    ),
+    "table": (
+        "| ES | 143000 | 101.25 | 101.50 | 101.24 | 101.38 | 12.500 |\n",
+        "| amend | ES | 143000 | 101.25 | 101.50 | 101.24 | 101.38 | 12.500 |\n",
+        "| ES | 143000 | no trade |\n",
+        "| roll | ESH7 |\n| ES | 143000 | 101.25 | 101.50 | 101.24 | 101.38 | 12.500 |\n",
+    ),
+    "words": (
+        "ES 143000 open 101.25 high 101.50 low 101.24 close 101.38 volume 12.500\n",
+        "amend ES 143000 open 101.25 high 101.50 low 101.24 close 101.38 volume 12.500\n",
+        "ES 143000 no trade\n",
+        "roll ESH7\nES 143000 open 101.25 high 101.50 low 101.24 close 101.38 volume 12.500\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_writes_bars_corrections_empty_ones_and_rolls(form: Form) -> None:
+    tokeniser = build_tokenizer()
+    bars = np.zeros(4, BAR)
+    bars["ts_open"], bars["interval"] = START, NANO
+    for name, value in {"o": 101_250, "h": 101_500, "l": 101_245, "c": 101_375, "v": 12_500}.items():
+        bars[name] = value * 10**6
+    bars["flags"] = [0, AMENDS, EMPTY, ROLLED]
+    spec = LineSpec(2, 3, ("ES",), says_empty=True, rolls=(((0, "ESH7"),),), form=form)
+    lines = Tokeniser(lambda text: tokeniser.encode(text, add_special_tokens=False)).lines(bars, spec)
+    assert tuple(tokeniser.decode(line) for line in lines) == FORMS[form]

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapes.expressions import MAX_LENGTH, Expression, ExpressionError, parse
+from tapes.generate import EVALUATION, generate
 from tapes.question_file import MAX_CHOICES, QuestionFile, rule_of
 from tapes.rules import RULES, Levels
 from tests.tapes.expression_reference import Shown, truth
 from tests.tapes.reference import Bar
 from tests.tapes.test_tapes_rules import bars_of, levels_of, small_tapes
-from training.generate import EVALUATION, generate
 
 EXAMPLES = (
     "close > close[10]",

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapes.expressions import ExpressionError, parse
+from tapes.generate import EVALUATION, generate
 from tapes.question_file import QuestionFile, rule_of
 from tapes.rules import UNDEFINED, Ints, Levels
 from tests.tapes.expression_reference import Shown, truth
 from tests.tapes.reference import Bar
 from tests.tapes.test_tapes_expressions import minutes_of, prices, timed
 from tests.tapes.test_tapes_rules import bars_of, levels_of, small_tapes
-from training.generate import EVALUATION, generate
 
 EXAMPLES = (
     "last(future.close) > close",

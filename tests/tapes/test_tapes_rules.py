@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapes.generate import EVALUATION, generate
 from tapes.rules import LOOKBACK, RULES, UNDEFINED, VOLUMES, Levels, Rule
 from tests.tapes import reference
 from tests.tapes.reference import Bar
-from training.generate import EVALUATION, generate
 
 NAMES = [rule.name for rule in RULES]
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from engine.model.embedded import embedded_directory
 from flash.confidence import Calibration
 from ingest.compact import CompactSpec
+from tapes.generate import generate
 from tapes.question_file import read_question
 from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
@@ -23,7 +24,6 @@ from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
 from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson
 from training.export import export, tape_model
-from training.generate import generate
 from training.model import Shape, TapeModel
 from training.served import Served
 from training.sources import Drawn, Generated, Packed, Recorded, Setting, collect, joined

@@ -9,12 +9,12 @@ import torch
 
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
+from tapes.generate import TRAINING
 from tapes.rules import RULES
 from tests.kit.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Layout, Vocabulary, make_batch
 from training.export import LARGEST, export, foretick_block, is_packed, tape_model
-from training.generate import TRAINING
 from training.model import Shape, TapeModel
 from training.tokenizer import QUESTIONS
 

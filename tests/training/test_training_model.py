@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tapes.generate import TRAINING
 from tapes.rules import UNDEFINED
 from tests.kit.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Batch, Layout, Vocabulary, make_batch
-from training.generate import TRAINING
 from training.model import Optimiser, Shape, TapeModel, initialise_numbers, transformers_model
 from training.tokenizer import QUESTIONS
 from training.train import Balance, Plan, loss_of, train

@@ -18,13 +18,13 @@ from engine.model.revision import revision_of
 from engine.model.terse import TAPE_MODEL
 from engine.step import Chunk
 from regions.tape import Retention
+from tapes.generate import TRAINING
 from tapes.question_file import QuestionError, check_labels
 from tapes.rules import RULES, UNDEFINED
 from tests.kit.tolerance import apart, largest, rounding
 from tests.training.test_training_ahead import bars_file
 from training.batches import Vocabulary
 from training.export import export, tape_model
-from training.generate import TRAINING
 from training.model import Shape, TapeModel, initialise_numbers
 from training.question_model import QuestionModel, read_tapes
 from training.sources import Generated, Recorded

@@ -16,7 +16,7 @@ from daemon.config.schema import (
 )
 from daemon.engine.build import line_spec, prefixes_of
 from daemon.engine.described import described
-from engine.model.chat_format import SCHEMA, SYMBOLS_SCHEMA, PromptFormat
+from engine.model.chat_format import PromptFormat, schema_of
 from engine.model.embedded import build_tokenizer
 from feeds.durations import Duration, parse_duration
 
@@ -91,7 +91,7 @@ def test_the_prefix_says_it_where_that_is_configured(more: tuple[str, ...]) -> N
         lines = {"es": line_spec(made.sessions[0], made.bars, prompt)}
         prefixes = prefixes_of(made, prompt, lines)
         text = tokenizer.decode(list(prefixes.newest("es")))
-        schema = SYMBOLS_SCHEMA if more else SCHEMA
+        schema = schema_of("decimal", symbols=bool(more))
         assert text.endswith((told(made) + "\n" if describe else "") + schema)
         assert ("The bars are of" in text) == describe
         assert prefixes.longest("es", ()) == len(prefixes.newest("es"))

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.canary import dense_logits
-from engine.model.chat_format import SCHEMA, PromptFormat
+from engine.model.chat_format import PromptFormat, schema_of
 from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
@@ -202,7 +202,7 @@ def test_the_prompt_is_cut_at_tape_and_question(recipe: Recipe, loaded: LoadedMo
     )
     frozen, question = list(prompt.frozen()), prompt.question("Up?")
     decode = loaded.tokenizer.decode
-    assert decode(frozen) == before + SCHEMA
+    assert decode(frozen) == before + schema_of("decimal")
     assert decode(question) == f"\nQuestion: Up?{after}"
     begin = loaded.tokenizer.bos_token_id
     assert [frozen.index(begin), frozen.count(begin)] == [0, 1] if begin is not None else begin not in frozen

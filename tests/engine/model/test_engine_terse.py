@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from engine.model.chat_format import COMPACT_SCHEMA, SCHEMA, PromptError, PromptFormat
+from engine.model.chat_format import COMPACT_SCHEMA, PromptError, PromptFormat, schema_of
 from engine.model.embedded import build_tokenizer as build_chat_tokenizer
 from ingest.compact import Anchor
 from ingest.tokens import Tokeniser
+from tapes.generate import TRAINING
 from tests.kit.models import WINDOW_BARS, description
 from training.batches import Layout, Vocabulary, make_batch
-from training.generate import TRAINING
 from training.tokenizer import QUESTIONS, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -80,5 +80,5 @@ def test_a_model_that_reads_gets_the_lines_explained_before_the_header() -> None
     header = Anchor(61_230 * 10**9, 10**9 // 2, 10**9).header
     compact, decimal = (tokenizer.decode(list(prompt.frozen(each))) for each in (header, None))
     assert compact.endswith(COMPACT_SCHEMA + header)
-    assert decimal.endswith(SCHEMA)
-    assert compact.removesuffix(COMPACT_SCHEMA + header) == decimal.removesuffix(SCHEMA)
+    assert decimal.endswith(schema_of("decimal"))
+    assert compact.removesuffix(COMPACT_SCHEMA + header) == decimal.removesuffix(schema_of("decimal"))

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from tapes.generate import EVALUATION, TRAINING, Ranges, generate
 from tapes.rules import Levels
-from training.generate import EVALUATION, TRAINING, Ranges, generate
 
 FIELDS = ("open", "high", "low", "close", "volume", "percent")
 
