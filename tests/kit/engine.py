@@ -69,7 +69,7 @@ class TapeWithHistory:
         blocks: int,
         frame_limit: int,
         retention: Retention = Retention(64),  # noqa: B008  # immutable
-        frozen: int = 11,
+        frozen: int | Sequence[int] = 11,
         records: int = 0,
         seed: int = 5,
         attention: Attention | None = None,
@@ -79,7 +79,7 @@ class TapeWithHistory:
         self.engine = Engine(
             self.model, blocks=blocks, block_size=4, frame_limit=frame_limit, attention=attention
         )
-        self.frozen = tokens(self.rng, frozen)
+        self.frozen = tokens(self.rng, frozen) if isinstance(frozen, int) else list(frozen)
         self.tape = self.engine.open_tape("t", self.frozen, retention)
         self.history, self.window = History.begin(self.frozen), Window(retention.tokens, retention.records)
         self.owners = 0

@@ -2,19 +2,27 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
+import openai
 import pytest
 import torch
 
 from daemon.config.by_model import by_model
 from daemon.config.schema import ModelConfig, NamedModel, QuestionConfig, RecoveryConfig, SessionConfig
 from engine.engine import Engine
-from engine.model.canary import check
+from engine.model.canary import check, dense_logits
+from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
+from engine.step import Chunk
 from feeds.durations import Duration
+from ingest.lines import bar_line
 from regions.tape import Retention
-from tests.kit import inproc_config, until
+from tapes.rules import RULES
+from tapes.worked_examples import worked_examples
+from tests.kit import inproc_config, tolerance, until
 from tests.kit.engine import TapeWithHistory, ask_together, tokens
 from tests.kit.inproc import RunningDaemon, running
 from tests.kit.records import event, tick
@@ -52,8 +60,43 @@ def test_its_logits_over_regions_are_the_dense_model_s(model: LoadedModel, plain
     world.history.verify(plain)
 
 
+def test_a_tape_and_its_questions_are_the_dense_model_s(model: LoadedModel, plain: LoadedModel) -> None:
+    """Bars as the daemon writes them, asked in full and by number, before evictions and after.
+
+    Then as an exact session reads the same window: apart from what carries on, and the dense model of it.
+    """
+    prompt = PromptFormat.of(model.tokenizer, end_ids=model.end_ids)
+    text = RULES[0].text
+    frozen = prompt.frozen(None, [text])
+    lines = [prompt.encode(bar_line(bar, each.spec)) for each in worked_examples(1) for bar in each.bars[:16]]
+    world = TapeWithHistory(model, blocks=400, frame_limit=800, retention=Retention(400), frozen=frozen)
+    asked = (prompt.question(text), prompt.numbered(1))
+    carried = []
+    for first, last in ((0, 4), (4, 10), (10, 16)):
+        world.append_together(*lines[first:last])
+        coord, evicted = world.coord, world.tape.evicted_tokens
+        forks = [world.tape.fork() for _ in asked]
+        carried = ask_together(world.engine, list(zip(forks, asked, strict=True)))
+        for question, logits in zip(asked, carried, strict=True):
+            world.history.add(question, coord, evicted, world.owner(), logits)
+        for fork in forks:
+            fork.release()
+    assert world.tape.evicted_tokens > 100
+    world.history.verify(plain)
+    window = list(world.tape.window)
+    exact = world.engine.open_tape("exact", frozen, Retention(400))
+    world.engine.append(exact, [window])
+    for question, other in zip(asked, carried, strict=True):
+        fork = exact.fork()
+        (logits,) = ask_together(world.engine, [(fork, question)])
+        fork.release()
+        whole = dense_logits(plain, [*frozen, *window, *question])[-len(question) :]
+        tolerance.assert_logits(plain, logits, whole)
+        assert tolerance.apart(other, whole) > tolerance.of_model(plain, tolerance.largest(whole))
+
+
 def test_its_greedy_texts_are_those_of_transformers(model: LoadedModel, plain: LoadedModel) -> None:
-    """64 tokens after real text, token by token on a fork of a tape that was filled in pieces."""
+    """64 tokens after real text, token by token on a fork of a tape filled in pieces; and with drafts."""
     text = plain.tokenizer.encode(README.read_text(encoding="utf-8"))[:200]
     engine = Engine(model, blocks=64, block_size=16)
     tape = engine.open_tape("t", text[:50], Retention(400))
@@ -67,6 +110,13 @@ def test_its_greedy_texts_are_those_of_transformers(model: LoadedModel, plain: L
     )[0, len(text) :].tolist()
     assert len(found) == 64 or [*found, expected[len(found)]] == expected
     assert found == expected[: len(found)]
+    fork, drafts = tape.fork(), [*expected[:3], (expected[3] + 1) % 1000, expected[4]]
+    work = [Chunk(fork, [*text[180:], *drafts], drafts=len(drafts))]
+    assert fork.acquire(len(work[0].tokens))
+    (choice,) = engine.execute(work)
+    assert choice is not None
+    assert [*(each.token for each in choice.accepted), choice.token] == expected[:4]
+    fork.release()
 
 
 @pytest.fixture
@@ -79,20 +129,23 @@ async def daemon() -> AsyncIterator[RunningDaemon]:
         await made.gateway.stop()
 
 
-async def test_a_chat_ends_where_the_model_ends_and_says_paris(daemon: RunningDaemon) -> None:
-    models = await daemon.http("GET", "/v1/models")
-    body = {
-        "model": models.json["data"][0]["id"],
+async def test_chats_over_both_sdks_end_where_the_model_ends_and_say_paris(daemon: RunningDaemon) -> None:
+    url, model = f"http://127.0.0.1:{daemon.port}", daemon.gateway.status.model
+    asked: Any = {
+        "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 40,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
     }
-    reply = await daemon.http("POST", "/v1/chat/completions", body)
-    assert reply.status == 200, reply
-    (choice,) = reply.json["choices"]
-    assert choice["finish_reason"] == "stop"
-    assert "Paris" in choice["message"]["content"]
-    assert "<|im_end|>" not in choice["message"]["content"]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        (choice,) = (await client.chat.completions.create(**asked)).choices
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude:
+        message = await claude.messages.create(**asked)
+    assert (choice.finish_reason, message.stop_reason) == ("stop", "end_turn")
+    (part,) = message.content
+    assert part.text == choice.message.content
+    assert "Paris" in part.text
+    assert "<|im_end|>" not in part.text
 
 
 @pytest.mark.parametrize("company", COMPANIES)
