@@ -128,15 +128,12 @@ def wire_engine(
     )
     models: list[ServedModel] = []
     idle: list[Callable[[], float | None]] = []
-    unjudged: dict[tuple[str, str], str] = {}
     for number, (part, each, scheduler) in enumerate(zip(parts, built.all, schedulers, strict=True)):
         with keys_of_file(config, number):
             model, hooks = _served(part, each, scheduler, feeder, observer, store, emit)
         models.append(model)
         idle += hooks
-        unjudged |= model.parts.confidence.unjudged(part, each.prefixes.by_number)
-    for clause in unmet_clauses(config, unjudged):
-        log.warning("%s", clause)
+    _warn_of_unmet_clauses(config, parts, models)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     _copy_aside(list(zip(built.all, schedulers, strict=True)), threads)
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
@@ -162,6 +159,15 @@ def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> 
     for built, scheduler in models:
         if built.tiers.residency is not None:
             built.tiers.residency.serve(copies, scheduler.run_between, copies.wait)
+
+
+def _warn_of_unmet_clauses(config: Config, parts: Sequence[Config], models: Sequence[ServedModel]) -> None:
+    """Name the clauses of signals that no answer can meet. ``parts``: of each model, as by `by_model`."""
+    unjudged: dict[tuple[str, str], str] = {}
+    for part, each in zip(parts, models, strict=True):
+        unjudged |= each.parts.confidence.unjudged(part, each.built.prefixes.by_number)
+    for clause in unmet_clauses(config, unjudged):
+        log.warning("%s", clause)
 
 
 def _served(
