@@ -147,15 +147,17 @@ class Acting:
         """Count the label of a version's answer: the number of the right choice.
 
         A debt is 0 at least, so it is never below the errors of the last m labels that moved it, less what
-        these took off. It is `FULL` - 1 at most where an answer is acted on, hence the bound above.
+        these took off. It is `FULL` - 1 at most where an answer is acted on, hence the bound above. Almost
+        certain answers that are wrong make it `FULL` at most, so that it ends soon after a bad spell.
         """
         state, wrong = self._state, right != decided.given
         for counts, more in ((state.expected, decided.risk), (state.wrong, float(wrong))):
             counts[decided.case] += more - counts[decided.case] / _MEMORY
         if decided.act or decided.certain:
             for name in (decided.regime, _ALL):
-                debt = state.debts.get(name, _BEGIN) + wrong - _RATE * self.max_error
-                state.debts[name] = max(debt, 0.0)
+                before = state.debts.get(name, _BEGIN)
+                debt = max(before + wrong - _RATE * self.max_error, 0.0)
+                state.debts[name] = debt if decided.act else min(debt, max(before, FULL))
         if decided.act:
             state.acted += 1
             if wrong:

@@ -55,18 +55,20 @@ class Reference:
     known: list[int] = field(default_factory=list)
     """By label, how many labels its answer knew."""
 
-    def moved(self, regime: str | None) -> list[bool]:
-        """Whether the answers that moved a regime's debt, None: that of all, were wrong."""
+    def moved(self, regime: str | None) -> list[tuple[bool, bool]]:
+        """Of the answers that moved a regime's debt, None: that of all, whether acted on, and wrong."""
         return [
-            right != each.given
+            (each.act, right != each.given)
             for each, _, right in self.labels
             if (each.act or each.certain) and regime in (None, each.regime)
         ]
 
     def debt(self, regime: str | None) -> float:
         found = acting._BEGIN
-        for wrong in self.moved(regime):
-            found = max(found + wrong - acting._RATE * self.error, 0.0)
+        for acted, wrong in self.moved(regime):
+            before, found = found, max(found + wrong - acting._RATE * self.error, 0.0)
+            if not acted:
+                found = min(found, max(before, FULL))
         return found
 
 
@@ -131,7 +133,7 @@ def test_it_acts_again_when_a_bad_spell_is_over() -> None:
 
 
 def test_where_answers_change_with_their_labels_more_are_acted_on() -> None:
-    """Answers that differ from the newest label are mostly wrong, at the same risk as all others."""
+    """Answers that differ from the newest label are mostly wrong, at the same risk as all others, of 5 %."""
     rng, ours = random.Random(3), Acting(ERROR)
     acted: dict[bool, list[bool]] = {True: [], False: []}
     right = 0
@@ -139,11 +141,11 @@ def test_where_answers_change_with_their_labels_more_are_acted_on() -> None:
         differs = rng.random() < 0.1
         answer = right ^ differs
         right ^= differs and rng.random() < 0.4
-        decided = ours.decide(0.03, REGIMES[0], answer)
+        decided = ours.decide(0.05, REGIMES[0], answer)
         if version >= 2000:
             acted[differs].append(decided.act)
         ours.label(decided, version, right)
-    assert sum(acted[True]) <= 0.02 * len(acted[True])
+    assert sum(acted[True]) <= 0.2 * len(acted[True])
     assert sum(acted[False]) >= 0.98 * len(acted[False])
 
 

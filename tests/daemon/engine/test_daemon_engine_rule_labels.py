@@ -147,7 +147,7 @@ def test_a_restart_goes_on_with_the_labels_that_were_waited_for(tmp_path: Path) 
 
 def test_acting_goes_on_over_a_restart(tmp_path: Path) -> None:
     """With the decisions, counts and state of an engine that was not restarted."""
-    sure = replace(FITTED, scores=[(n + 1) / 250 for n in range(120)])
+    sure = replace(FITTED, temperature=0.01)
     made = labelled(tmp_path, max_error=0.1, fitted=sure)
     whole = Engine(replace(made, recovery=replace(made.recovery, directory=str(tmp_path / "whole"))))
     play(whole, 0, len(LOG))
