@@ -136,6 +136,10 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
             help="Worked examples before the bars, as `model.examples`; not for compact lines.",
         ),
         _option(
+            "--weights", type=click.Choice(["auto", "float", "int8", "int4"]), default="auto",
+            help="How the model's weights are held, as model.weights; a calibration is for one way.",
+        ),
+        _option(
             "--question", "questions", type=_FILE, multiple=True,
             help="A question of your own with its rule, labeller or labels, in TOML, in place of the "
             "eighteen; may be repeated.",
@@ -190,6 +194,7 @@ def evaluate(
     dtype: str | None,
     lines: Any,
     examples: int,
+    weights: Any,
     questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
@@ -223,7 +228,7 @@ def evaluate(
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
     read_as = dtype or ("auto" if early_exit else None)
-    model, name, revision = _read_model(path, read_as, lines, asked, adapter, examples)
+    model, name, revision = _read_model(path, read_as, lines, asked, adapter, examples, weights)
     if early_exit:
         _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
         return
@@ -232,7 +237,9 @@ def evaluate(
 
         evaluate_ahead(model, source, placements, window, labels, (name, revision), json_file, **ahead)
         return
-    fitted = _read_calibration(adapter or path, revision, model.lines, calibration)
+    # the one in the directory is of its weights as they are
+    other = weights != "auto" and calibration is None
+    fitted = None if other else _read_calibration(adapter or path, revision, model.lines, calibration)
     console, settings = _console(), {}
     for placement in dict.fromkeys(placements):
         for read in dict.fromkeys(windows):
@@ -292,6 +299,7 @@ def calibrate(
     max_tapes: int,
     lines: Any,
     examples: int,
+    weights: Any,
     questions: tuple[Path, ...],
     until: str,
 ) -> None:
@@ -310,10 +318,10 @@ def calibrate(
 
     source = _source(tape, form, seed, TRAINING)
     asked = _asked_of(questions, source, window)
-    model, _, revision = _read_model(path, None, lines, asked, adapter, examples)
+    model, _, revision = _read_model(path, None, lines, asked, adapter, examples, weights)
     trained = adapter or path
-    if out is None and not trained.is_dir():
-        raise click.UsageError("--out is needed where --model is a file")
+    if out is None and (weights != "auto" or not trained.is_dir()):
+        raise click.UsageError("--out is needed with --weights, and where --model is a file")
     target = out or trained / "calibration.json"
     kept = _read_calibration(trained, revision, model.lines, target) if questions else None
     if model.asked.in_time:
@@ -433,11 +441,12 @@ def _read_model(
     asked: Any = None,
     adapter: Path | None = None,
     examples: int = 0,
+    weights: Any = "auto",
 ) -> tuple[Any, str, str]:
-    """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it.
+    """A reader of tapes, its name and revision.
 
-    ``lines``: what bars are written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
-    A model with an ``adapter`` is asked prompt by prompt.
+    With ``dtype``, ``weights`` or ``adapter``, as the daemon serves the model. ``lines``: what bars are
+    written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
     """
     import torch
 
@@ -458,11 +467,12 @@ def _read_model(
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    by_prompt = examples > 0 or any(each is not None for each in (asked, dtype, lines, adapter))
+    by_prompt = examples > 0 or weights != "auto"
+    by_prompt = by_prompt or any(each is not None for each in (asked, dtype, lines, adapter))
     if by_prompt or not is_packed(path):
         try:
-            served = Served.load(path, dtype or "auto", lines, asked, adapter, examples)
-            return served, name_of(path, adapter), revision_of(path, adapter)
+            served = Served.load(path, dtype or "auto", lines, asked, adapter, examples, weights)
+            return served, name_of(path, adapter), served.engine.model.revision
         except AdapterError as error:
             raise click.BadParameter(str(error), param_hint="--adapter") from None
         except ModelError as error:

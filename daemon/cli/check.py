@@ -24,6 +24,7 @@ from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.engine.build import Built, build, register
 from daemon.engine.confidence_metrics import Confidence, check_error
+from daemon.engine.memory_budget import shown_bytes
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError, settings_in
 from feeds.connectors.kafka import KafkaSourceConnector
@@ -92,6 +93,10 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
         yield Finding(f"{table}.path", f"{each.loaded.name} passes its canary{untrained}")
         choice = each.loaded.choice
         yield Finding(f"{table}.layers", f"{each.loaded.layers_run}{f': {choice}' if choice else ''}")
+        if each.loaded.weights != "float":
+            yield Finding(
+                f"{table}.weights", f"{each.loaded.weights}: {shown_bytes(each.loaded.packed_bytes)}"
+            )
         pool = each.engine.pool
         place = table if number else "pool"
         yield Finding(f"{place}.blocks", _size(pool))

@@ -92,6 +92,14 @@ class ModelConfig(Table, frozen=True):
         about("type of weights and KV; auto takes the type in the model's own file"),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], about("auto takes the GPU if there is one")] = "auto"
+    weights: Annotated[
+        Literal["auto", "float", "int8", "int4"],
+        about(
+            "how weights are held: float as dtype says; int8 and int4 as codes of so many bits, for plain "
+            "decoders on a CPU, which takes less memory and time for each token and costs some accuracy; "
+            "auto is as the model's files have them"
+        ),
+    ] = "auto"
     system_prompt: Annotated[
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""

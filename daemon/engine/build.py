@@ -41,7 +41,7 @@ from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.gguf import gguf_directory
-from engine.model.loaded import Layers, LoadedModel
+from engine.model.loaded import Layers, LoadedModel, Weights
 from engine.model.lora import AdapterError
 from engine.model.remembered import recall, remember
 from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion, named_lines
@@ -344,7 +344,12 @@ def load(config: Config) -> Loaded:
         directory = directory_of(settings)
         check_weights(directory, settings.dtype, resolve_device(settings.device))
         loaded = load_checked(
-            directory, settings.dtype, settings.device, settings.layers, adapter_of(settings)
+            directory,
+            settings.dtype,
+            settings.device,
+            settings.layers,
+            adapter_of(settings),
+            settings.weights,
         )
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
         if settings.end_tokens:
@@ -352,7 +357,8 @@ def load(config: Config) -> Loaded:
     except AdapterError as error:
         raise SettingError("model.adapter", str(error)) from error
     except (ModelError, ValueError) as error:
-        key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
+        named = (each for each in ("weights", "layers") if f"model.{each}" in str(error))
+        key = next(named, "device" if "device" in str(error) else "path")
         raise SettingError(f"model.{key}", str(error)) from error
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
@@ -370,15 +376,19 @@ def load_checked(
     device: str = "auto",
     layers: Layers = "auto",
     adapter: Path | None = None,
+    weights: Weights = "auto",
 ) -> LoadedModel:
     """The model in a directory, with its ``adapter``, its canary passed. Raises ModelError."""
-    is_on_cpu = resolve_device(device) == "cpu"
-    if is_on_cpu and (known := recall(directory, dtype, layers, adapter=adapter)) is not None:
-        return known
+    if resolve_device(device) == "cpu":
+        known = recall(directory, dtype, layers, adapter=adapter, weights=weights)
+        if known is not None:
+            return known
     # imported here: transformers' modelling code takes longer than all else of a start with a small model
     from engine.model.loading import load_model
 
-    loaded = checked(load_model(directory, dtype=dtype, device=device, layers=layers, adapter=adapter))
+    loaded = checked(
+        load_model(directory, dtype=dtype, device=device, layers=layers, adapter=adapter, weights=weights)
+    )
     remember(loaded, directory, dtype, layers, adapter=adapter)
     loaded.release_plain()
     return loaded

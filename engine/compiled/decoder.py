@@ -22,7 +22,7 @@ from engine.attention.cpu_kernel.flash import worker
 from engine.attention.cpu_kernel.scratch import CALL
 from engine.attention.metadata import AttentionMetadata
 from engine.compiled.layers import AFTER, ATTENTION, BEFORE, LAYER, PASS, PASS_FIELDS, STEPS, forward
-from engine.compiled.packed_products import PANEL
+from engine.compiled.packed_products import CODED, FLOATS, HALF, PANEL
 from engine.cpu import team
 
 _ALONE_OPERATIONS = 1 << 21
@@ -60,12 +60,21 @@ class Layer:
     dim: int
     scale: float
 
+    @property
+    def kinds(self) -> frozenset[int]:
+        """Of its matrices."""
+        names = ("queries_kind", "out_kind", "gates_kind", "down_kind")
+        return frozenset(int(self.words[_AT[name]]) for name in names)
+
 
 @dataclass(frozen=True)
 class CompiledDecoder:
-    """A whole model; ``head``: its last norm and logits, as a layer's queries."""
+    """A whole model; ``head``: its last norm and logits, as a layer's queries.
 
-    embedding: torch.Tensor
+    ``embedding``: None where the head's panels are the embedding as well.
+    """
+
+    embedding: torch.Tensor | None
     rotary: Rotary
     layers: tuple[Layer, ...]
     head: Layer
@@ -76,12 +85,34 @@ class CompiledDecoder:
     @property
     def described(self) -> str:
         """By whose code layers run."""
-        return f"compiled layers in {'bfloat16' if self.pairs else 'float32'}"
+        bits = {CODED[kind] for layer in self.layers for kind in layer.kinds if kind in CODED}
+        weights = " and ".join(f"int{each}" for each in sorted(bits))
+        dtype = "bfloat16" if self.pairs else "float32"
+        return f"compiled layers in {dtype}{f' with weights in {weights}' if bits else ''}"
 
     @property
     def bytes(self) -> int:
         """Memory of the packed weights."""
         return sum(array.nbytes for each in (*self.layers, self.head) for array in each.arrays)
+
+    @property
+    def width(self) -> int:
+        """Of a state."""
+        return int(self.head.words[_AT["inputs"]])
+
+    @property
+    def table(self) -> tuple[int, int, int]:
+        """Address, kind and number of what states begin as."""
+        if self.embedding is None:
+            address, kind = (int(self.head.words[_AT[name]]) for name in ("queries", "queries_kind"))
+            return address, kind, self.vocabulary
+        kind = HALF if self.embedding.dtype == torch.bfloat16 else FLOATS
+        return self.embedding.data_ptr(), kind, len(self.embedding)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its weights are codes."""
+        return not CODED.keys().isdisjoint(self.layers[0].kinds)
 
     @property
     def pairs(self) -> bool:
@@ -160,8 +191,8 @@ class Pass:
         trims: bool,
     ) -> None:
         self._decoder, self._pools, self._kept, self._trims = decoder, pools, len(kept), trims
-        first, rows, embedding = decoder.layers[0], len(tokens), decoder.embedding
-        width, self._rows, self._threads = padded(embedding.shape[1]), rows, team.threads()
+        first, rows, width = decoder.layers[0], len(tokens), padded(decoder.width)
+        self._rows, self._threads = rows, team.threads()
         cos, sin, positions = decoder.angles.at(positions)
         self._query = torch.empty(first.heads, rows, first.dim)
         self._kept_query = torch.empty(first.heads, self._kept if trims else 0, first.dim)
@@ -184,10 +215,11 @@ class Pass:
         _put(words[count:], hidden=kept_states, rows=self._kept)
         _put(words[count], joint=self._logits)
         _put(words[count + 1], query=self._kept_query)
+        embedding, kind, vocabulary = decoder.table
         self._arguments = {
             "layers": count, "arguments": words.ctypes.data, "tokens": tokens.data_ptr(),
-            "embedding": embedding.data_ptr(), "half": int(embedding.dtype == torch.bfloat16),
-            "vocabulary": len(embedding), "kept": kept.data_ptr(), "trims": int(trims),
+            "embedding": embedding, "embedding_kind": kind, "vocabulary": vocabulary,
+            "kept": kept.data_ptr(), "trims": int(trims),
         }  # fmt: skip
         self._held = tokens, positions, cos, sin, slots, kept, states, kept_states, joint, mixed, normed
 

@@ -8,8 +8,9 @@ taken by every thread, which has its share of the weights; then threads wait for
 A row's result depends neither on the rows beside it nor on the number of threads.
 
 Weights are packed in panels: float32 or bfloat16 (as uint16) [panels, inputs, PANEL], or pairs of bfloat16
-(as uint32) [panels, inputs / 2, PANEL], whose inputs are rounded to bfloat16. All else is float32; rows are
-padded to whole panels.
+(as uint32) [panels, inputs / 2, PANEL], whose inputs are rounded to bfloat16; or quantised, in blocks of
+codes (`packed_products`), and then a product is to the bit that with the same weights expanded. All else is
+float32; rows are padded to whole panels.
 """
 
 from functools import cache
@@ -20,9 +21,17 @@ import numpy as np
 from numba import types
 
 from engine.compiled.packed_products import (
+    BLOCK_BYTES,
+    BYTE_PAIRS,
+    BYTES,
+    CODED_LINES,
+    FLOATS,
+    GROUP,
     HALF,
     PAIRS,
     PANEL,
+    expand,
+    expand_pairs,
     float_pointer,
     gated,
     half_pointer,
@@ -42,6 +51,9 @@ from support.numba_kernel import callback, kernel
 
 DEPTH = 1024
 """Inputs at a time, so that a panel's weights (256 KiB) stay in the second cache for all rows."""
+EXPANDED = 256
+"""Steps at a time that are expanded from codes for more rows than `CODED_LINES`: 64 KiB."""
+_BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 
 _PER_PASS = (
     # the pass: states [rows, width], and scratch [threads, rows, width] of as many rows
@@ -57,9 +69,11 @@ _PER_PASS = (
     ("attended", "mixed"),
 )
 _PER_LAYER = (
-    ("width", "inputs", "kind", "norm", "second_norm"),
-    ("queries", "queries_panels", "bias", "heads", "kv_heads", "dim", "query_norm", "key_norm"),
-    ("out", "out_panels", "gates", "gates_panels", "gates_bias", "inner", "down", "mixed_width"),
+    ("width", "inputs", "norm", "second_norm"),
+    ("queries", "queries_kind", "queries_panels", "bias", "heads", "kv_heads", "dim"),
+    ("query_norm", "key_norm"),
+    ("out", "out_kind", "out_panels", "gates", "gates_kind", "gates_panels", "gates_bias"),
+    ("down", "down_kind", "inner", "mixed_width"),
 )
 PASS_FIELDS = sum(map(len, _PER_PASS))
 """How many words of a `LAYER` belong to the pass; those of the layer follow."""
@@ -73,9 +87,9 @@ BEFORE, ATTENTION, AFTER, STEPS = range(4)
 _PASS = (
     # steps to run; LAYER [layers + 2]: the head, and the last layer for the rows kept, come last
     ("first", "stop", "layers", "arguments"),
-    # int64 [rows], and the states that they begin as: [vocabulary, inputs], in bfloat16 if ``half``; set by
-    # `forward` if a token is not in the vocabulary
-    ("tokens", "embedding", "vocabulary", "half", "strange"),
+    # int64 [rows], and the states that they begin as: [vocabulary, inputs] of floats or half, or panels of
+    # codes; set by `forward` if a token is not in the vocabulary
+    ("tokens", "embedding", "embedding_kind", "vocabulary", "strange"),
     # the attention's worker and its arguments, in bytes a layer
     ("worker", "calls", "call_bytes"),
     # int64: the rows whose logits are read; whether the last layer is for them alone
@@ -88,42 +102,80 @@ _layer_pointer = pointer_to(numba.from_dtype(LAYER))
 
 
 @kernel
+def in_pairs(kind: int) -> bool:
+    """Whether inputs of such weights are in bfloat16."""
+    return kind == PAIRS or kind >= BYTE_PAIRS
+
+
+@kernel
+def _block_of(kind: int) -> Any:
+    """Of a panel: steps and bytes of what lies together."""
+    if kind == HALF:
+        return 1, PANEL * 2
+    if kind < BYTES:
+        return 1, PANEL * 4
+    steps = GROUP // 2 if kind >= BYTE_PAIRS else GROUP
+    return steps, _BYTE_BLOCK if kind in (BYTES, BYTE_PAIRS) else _NIBBLE_BLOCK
+
+
+@kernel
+def _expanded(kind: int, weights: int, depth: int, out: int) -> None:
+    if kind >= BYTE_PAIRS:
+        expand_pairs((kind, weights, depth, out))
+    else:
+        expand((kind, weights, depth, out))
+
+
+@kernel
 def linear(
     rows: int, x: int, x_step: int, depth: int, weights: int, kind: int, first: int, last: int, start: int,
     start_step: int, out: int, out_step: int, gate: bool,
 ) -> None:  # fmt: skip
     """out[:, panel] = start[:, panel] + x[:, :depth] @ weights[panel], for panels ``first`` to ``last``.
 
-    ``kind`` of the weights, and of x if that is `PAIRS`. ``start_step``: 0 for a bias. ``gate``: `gated`
+    ``kind`` of the weights, and of x if that is of pairs. ``start_step``: 0 for a bias. ``gate``: `gated`
     follows, so half as many columns.
+
+    `CODED_LINES` rows read codes as they are; for more they are expanded first, once for all.
     """
-    size = 2 if kind == HALF else 4
-    if kind == PAIRS:
+    pairs, most, read = in_pairs(kind), DEPTH, kind
+    if pairs:
         depth = (depth + 1) // 2
     columns = PANEL * 4
     if gate:
-        columns = PANEL if kind == PAIRS else PANEL * 2
+        columns = PANEL if pairs else PANEL * 2
+    expands = kind >= BYTES and rows > CODED_LINES
+    if expands:
+        most, read = EXPANDED, PAIRS if pairs else FLOATS
+    steps, size = _block_of(kind)
     sums = np.empty((rows if gate else 0, PANEL), np.float32)
+    scratch = np.empty(EXPANDED * PANEL if expands else 0, np.float32)
     for panel in range(first, last):
-        w, begin, begin_step = weights + panel * depth * PANEL * size, start + panel * PANEL * 4, start_step
+        w, begin, begin_step = (
+            weights + panel * (-(-depth // steps)) * size,
+            start + panel * PANEL * 4,
+            start_step,
+        )
         place, step = out + panel * columns, out_step
         if gate:
             place, step = sums.ctypes.data, PANEL * 4
-        for k in range(0, depth, DEPTH):
-            count = min(DEPTH, depth - k)
+        for k in range(0, depth, most):
+            count, taken = min(most, depth - k), w + k // steps * size
+            if expands:
+                _expanded(kind, taken, count, scratch.ctypes.data)
+                taken = scratch.ctypes.data
             for r in range(0, rows, MAX_LINES):
-                some = min(MAX_LINES, rows - r)
                 values = (
-                    x + r * x_step + 4 * k, x_step, count, w + k * PANEL * size, begin + r * begin_step,
-                    begin_step, place + r * step, step,
+                    min(MAX_LINES, rows - r), read, x + r * x_step + 4 * k, x_step, count, taken,
+                    begin + r * begin_step, begin_step, place + r * step, step,
                 )  # fmt: skip
-                if kind == PAIRS:
-                    pair_product((some, *values))
+                if pairs:
+                    pair_product(values)
                 else:
-                    panel_product((some, int(kind == HALF), *values))
+                    panel_product(values)
             begin, begin_step = place, step
         if gate:
-            gated((rows, place, out + panel * columns, out_step, int(kind == PAIRS)))
+            gated((rows, place, out + panel * columns, out_step, int(pairs)))
 
 
 @kernel
@@ -240,10 +292,10 @@ def _project(call: Any, team: Any) -> None:
     first, last = _rows(call, team)
     step, joint_step = call.width * 4, call.queries_panels * PANEL * 4
     x, normed = call.hidden + first * step, _scratch(call, first, team)
-    rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed, call.kind == PAIRS)
+    rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed, in_pairs(call.queries_kind))
     panels = _panels(call, call.queries_panels, team)
     linear(
-        last - first, normed, step, call.inputs, call.queries, call.kind, panels[0], panels[1],
+        last - first, normed, step, call.inputs, call.queries, call.queries_kind, panels[0], panels[1],
         call.bias, 0, call.joint + first * joint_step, joint_step, False,
     )  # fmt: skip
 
@@ -278,23 +330,25 @@ def _split(call: Any, some: Any) -> None:
 def _mix(call: Any, team: Any) -> None:
     """Add the attention's output and then the feed-forward part to the states of the thread's rows."""
     first, last = _rows(call, team)
-    rows, step, mixed_step, kind = last - first, call.width * 4, call.mixed_width * 4, call.kind
+    rows, step, mixed_step = last - first, call.width * 4, call.mixed_width * 4
     joined, x, mixed = call.heads * call.dim, call.hidden + first * step, call.mixed + first * mixed_step
     panels, gates = _panels(call, call.out_panels, team), _panels(call, call.gates_panels, team)
-    joined_step = joined * 2 if kind == PAIRS else joined * 4
+    joined_step = joined * 2 if in_pairs(call.out_kind) else joined * 4
     attended, normed = call.attended + first * joined_step, _scratch(call, first, team)
     linear(
-        rows, attended, joined_step, joined, call.out, kind, panels[0], panels[1], x, step, x, step, False
+        rows, attended, joined_step, joined, call.out, call.out_kind, panels[0], panels[1], x, step, x, step,
+        False,
     )  # fmt: skip
     _wait(call)
-    rms_norm(rows, x, step, call.inputs, call.second_norm, call.epsilon, normed, kind == PAIRS)
+    rms_norm(rows, x, step, call.inputs, call.second_norm, call.epsilon, normed, in_pairs(call.gates_kind))
     linear(
-        rows, normed, step, call.inputs, call.gates, kind, gates[0], gates[1], call.gates_bias, 0,
+        rows, normed, step, call.inputs, call.gates, call.gates_kind, gates[0], gates[1], call.gates_bias, 0,
         mixed, mixed_step, True,
     )  # fmt: skip
     _wait(call)
     linear(
-        rows, mixed, mixed_step, call.inner, call.down, kind, panels[0], panels[1], x, step, x, step, False
+        rows, mixed, mixed_step, call.inner, call.down, call.down_kind, panels[0], panels[1], x, step, x,
+        step, False,
     )  # fmt: skip
     _wait(call)
 
@@ -311,13 +365,21 @@ def _team(call: Any) -> Any:
 def _embed(run: Any, call: Any, some: Any) -> None:
     """Begin the states of the rows ``some``, padded with zeros."""
     tokens = numba.carray(integer_pointer(run.tokens), (call.rows,), np.int64)
+    coded = run.embedding_kind >= BYTES
+    scratch = np.empty((call.inputs if coded else 0, PANEL), np.uint32)
     for r in range(some[0], some[1]):
         token = tokens[r]
         if token < 0 or token >= run.vocabulary:
             run.strange, token = 1, 0
         first = token * call.inputs
         words = numba.carray(word_pointer(call.hidden + r * call.width * 4), (call.width,), np.uint32)
-        if run.half:
+        if coded:
+            steps, size = _block_of(run.embedding_kind)
+            panel = run.embedding + token // PANEL * (-(-call.inputs // steps)) * size
+            _expanded(run.embedding_kind, panel, call.inputs, scratch.ctypes.data)
+            for i in range(call.inputs):
+                words[i] = scratch[i, token % PANEL]
+        elif run.embedding_kind == HALF:
             short = numba.carray(half_pointer(run.embedding + first * 2), (call.inputs,), np.uint16)
             for i in range(call.inputs):
                 words[i] = np.uint32(short[i]) << np.uint32(16)

@@ -11,18 +11,35 @@ from torch import nn
 
 from engine.compiled.decoder import CompiledDecoder, Layer, Rotary, padded
 from engine.compiled.layers import LAYER
-from engine.compiled.packed_products import FLOATS, HALF, PAIRS, PANEL
+from engine.compiled.packed_products import (
+    BYTE_PAIRS,
+    BYTES,
+    FLOATS,
+    HALF,
+    IN_PAIRS,
+    NIBBLE_PAIRS,
+    NIBBLES,
+    PAIRS,
+    PANEL,
+)
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.model.plain import is_plain, linears
+from engine.model.quantised import EMBEDDING, HEAD, Quantised
 
 Floats = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]
-Tensors = Mapping[str, torch.Tensor]
-"""Of a plain decoder, by their names in transformers and in its checkpoints."""
+Weight = torch.Tensor | Quantised
+Tensors = Mapping[str, Weight]
+"""Of a plain decoder, by their names in transformers and in its checkpoints; matrices may be quantised."""
 
-_KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS}
-"""By what packed weights are seen as."""
+
+@dataclass(frozen=True)
+class Panels:
+    """A packed matrix: an array [panels, ...] of a kind of `packed_products`. ``size``: number of weights."""
+
+    array: npt.NDArray[np.float32 | np.uint8 | np.uint16 | np.uint32]
+    kind: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -47,109 +64,142 @@ def serves(model: Any) -> bool:
     return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16) and is_plain(model)
 
 
-def decoder_of(model: Any, pairs: bool = True) -> CompiledDecoder | None:
+def decoder_of(
+    model: Any, pairs: bool = True, quantised: Mapping[str, Quantised] | None = None
+) -> CompiledDecoder | None:
     """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
 
-    ``pairs``: as of `packed`.
+    ``pairs``: as of `packed`. ``quantised``: matrices, by name, in place of the model's own.
     """
     if not serves(model):
         return None
-    return packed(model.state_dict(), PlainShape.of(model), model.model.rotary_emb, pairs=pairs)
+    tensors = model.state_dict() | (quantised or {})
+    return packed(tensors, PlainShape.of(model), model.model.rotary_emb, pairs=pairs)
 
 
 def packed(tensors: Tensors, shape: PlainShape, rotary: Rotary, *, pairs: bool = True) -> CompiledDecoder:
-    """The compiled form of a plain decoder.
+    """The compiled form of a plain decoder, of whose matrices all are quantised or none.
 
-    ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
-    else they are read as float32, half as fast for many rows. The head always reads them so.
+    ``pairs``: weights of a decoder in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU
+    multiplies such; else they are read as float32, half as fast for many rows. The head always reads them so.
     """
-    embedding, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
-    paired = pairs and embedding.dtype == torch.bfloat16 and host_has(PAIRED)
+    norm, embedding, head = _plain(tensors, "model.norm.weight"), tensors[EMBEDDING], _panels(tensors[HEAD])
+    paired = pairs and norm.dtype == torch.bfloat16 and host_has(PAIRED)
     return CompiledDecoder(
-        embedding=embedding,
+        embedding=embedding if isinstance(embedding, torch.Tensor) else None,
         rotary=rotary,
         layers=tuple(
             _layer(tensors, f"model.layers.{number}", shape, _pairs if paired else _panels)
             for number in range(shape.layers)
         ),
         head=_made(
-            {
-                "norm": _padded_floats(tensors["model.norm.weight"]),
-                "queries": _panels(head),
-                "bias": _bias(tensors, ["lm_head"]),
-            },
-            {"inputs": embedding.shape[1], "epsilon": shape.epsilon},
+            {"norm": _padded_floats(norm), "bias": _bias(tensors, ["lm_head"])},
+            {"queries": head},
+            {"inputs": len(norm), "epsilon": shape.epsilon},
         ),
-        vocabulary=head.shape[0],
+        vocabulary=_outputs(tensors[HEAD]),
     )
 
 
-def release_plain(model: Any) -> int:
-    """Free the weights that `decoder_of` packed; ``model`` itself can no longer run. Returns the bytes."""
-    tied, freed = model.get_input_embeddings().weight, 0
-    for each in linears(model):
-        if each.weight is not tied:
-            freed += each.weight.nbytes
-            each.register_parameter("weight", nn.Parameter(each.weight.new_empty(0), requires_grad=False))
+def release_plain(model: Any, decoder: CompiledDecoder) -> int:
+    """Free the weights that ``decoder`` has packed; ``model`` itself can no longer run. Returns the bytes."""
+    embedding, freed = model.get_input_embeddings(), 0
+    kept = embedding.weight if decoder.embedding is not None else None
+    packed = [each for each in (*linears(model), embedding) if each.weight is not kept]
+    freed = sum({id(each.weight): each.weight.nbytes for each in packed}.values())
+    for each in packed:
+        each.register_parameter("weight", nn.Parameter(each.weight.new_empty(0), requires_grad=False))
     return freed
 
 
-def _layer(
-    tensors: Tensors, layer: str, shape: PlainShape, panels: Callable[[torch.Tensor], Weights]
-) -> Layer:
+def _layer(tensors: Tensors, layer: str, shape: PlainShape, panels: Callable[[Weight], Panels]) -> Layer:
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     queries, keys, _ = joined = [f"{attention}.{name}_proj" for name in "qkv"]
-    gates, gates_bias = _interleaved(tensors, f"{mlp}.gate_proj", f"{mlp}.up_proj")
+    gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
     arrays = {
-        "norm": _padded_floats(tensors[f"{layer}.input_layernorm.weight"]),
-        "queries": panels(torch.cat([tensors[f"{each}.weight"] for each in joined])),
+        "norm": _padded_floats(_plain(tensors, f"{layer}.input_layernorm.weight")),
         "bias": _bias(tensors, joined),
-        "out": panels(tensors[f"{attention}.o_proj.weight"]),
-        "second_norm": _padded_floats(tensors[f"{layer}.post_attention_layernorm.weight"]),
-        "gates": panels(gates),
-        "gates_bias": gates_bias,
-        "down": panels(tensors[f"{mlp}.down_proj.weight"]),
+        "second_norm": _padded_floats(_plain(tensors, f"{layer}.post_attention_layernorm.weight")),
+        "gates_bias": _interleaved(_bias_of(tensors, gate), _bias_of(tensors, up)).numpy(),
     }
     for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-        if (weight := tensors.get(f"{attention}.{norm}.weight")) is not None:
-            arrays[name] = weight.detach().float().numpy()
-    inner, width = tensors[f"{mlp}.gate_proj.weight"].shape
+        if f"{attention}.{norm}.weight" in tensors:
+            arrays[name] = _plain(tensors, f"{attention}.{norm}.weight").float().numpy()
+    matrices = {
+        "queries": _moved(_concatenated, *(tensors[f"{each}.weight"] for each in joined)),
+        "out": tensors[f"{attention}.o_proj.weight"],
+        "gates": _moved(_interleaved, tensors[f"{gate}.weight"], tensors[f"{up}.weight"]),
+        "down": tensors[f"{mlp}.down_proj.weight"],
+    }
+    inner, width = (
+        _outputs(tensors[f"{gate}.weight"]),
+        len(_plain(tensors, f"{layer}.input_layernorm.weight")),
+    )
     numbers = {
         "inputs": width,
-        "heads": len(tensors[f"{queries}.weight"]) // shape.dim,
-        "kv_heads": len(tensors[f"{keys}.weight"]) // shape.dim,
+        "heads": _outputs(tensors[f"{queries}.weight"]) // shape.dim,
+        "kv_heads": _outputs(tensors[f"{keys}.weight"]) // shape.dim,
         "dim": shape.dim,
         "inner": inner,
         "mixed_width": padded(inner),
         "epsilon": shape.epsilon,
     }
-    return _made(arrays, numbers, shape.scale)
+    return _made(arrays, {name: panels(each) for name, each in matrices.items()}, numbers, shape.scale)
 
 
-def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float = 1.0) -> Layer:
-    """A layer of named ``arrays`` and ``numbers`` of `LAYER`."""
+def _made(
+    arrays: Mapping[str, Any],
+    matrices: Mapping[str, Panels],
+    numbers: Mapping[str, float],
+    scale: float = 1.0,
+) -> Layer:
+    """A layer of named ``arrays``, ``matrices`` and ``numbers`` of `LAYER`."""
     call = np.zeros(1, LAYER)
     for name, array in arrays.items():
         call[name] = array.ctypes.data
     for name, number in numbers.items():
         call[name] = number
-    matrices = {name: arrays[name] for name in ("queries", "out", "gates", "down") if name in arrays}
-    for name in matrices.keys() - {"down"}:
-        call[f"{name}_panels"] = len(matrices[name])
+    for name, panels in matrices.items():
+        call[name], call[f"{name}_kind"] = panels.array.ctypes.data, panels.kind
+        if name != "down":  # whose outputs are those of "out"
+            call[f"{name}_panels"] = len(panels.array)
     call["width"] = padded(int(numbers["inputs"]))
-    kind = call["kind"] = _KINDS[arrays["queries"].dtype.type]
     return Layer(
         words=call.view(np.int64),
-        arrays=tuple(arrays.values()),
-        size=sum(each.nbytes for each in matrices.values()) // (4 if kind == FLOATS else 2),
-        dtype=torch.bfloat16 if kind == PAIRS else torch.float32,
-        joint=len(arrays["queries"]) * PANEL,
+        arrays=(*arrays.values(), *(each.array for each in matrices.values())),
+        size=sum(each.size for each in matrices.values()),
+        dtype=torch.bfloat16 if matrices["queries"].kind in IN_PAIRS else torch.float32,
+        joint=len(matrices["queries"].array) * PANEL,
         mixed=int(numbers.get("mixed_width", 0)),
         heads=int(numbers.get("heads", 0)),
         kv_heads=int(numbers.get("kv_heads", 0)),
         dim=int(numbers.get("dim", 0)),
         scale=scale,
     )
+
+
+def _plain(tensors: Tensors, name: str) -> torch.Tensor:
+    """A tensor that is never quantised."""
+    found = tensors[name]
+    assert isinstance(found, torch.Tensor), name
+    return found.detach()
+
+
+def _outputs(weight: Weight) -> int:
+    return len(weight if isinstance(weight, torch.Tensor) else weight.codes)
+
+
+def _moved(rows: Callable[..., torch.Tensor], *parts: Weight) -> Weight:
+    """One matrix of the outputs of ``parts``, as ``rows`` moves them."""
+    coded = [each for each in parts if isinstance(each, Quantised)]
+    if not coded:
+        return rows(*parts)
+    assert len(coded) == len(parts), "all are quantised or none"
+    return coded[0].joined(rows, *coded[1:])
+
+
+def _concatenated(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
 
 
 def _padded_floats(weight: torch.Tensor) -> Floats:
@@ -162,23 +212,30 @@ def _seen(tensor: torch.Tensor) -> Any:
     return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).detach().numpy()
 
 
-def _panels(weight: torch.Tensor) -> Weights:
-    """[outputs, inputs] as [panels, inputs, PANEL], zeros behind the last output."""
+def _panels(weight: Weight) -> Panels:
+    """[outputs, inputs] as [panels, inputs, PANEL], zeros behind the last output; or in blocks of codes."""
+    if isinstance(weight, Quantised):
+        kind = BYTES if weight.bits == 8 else NIBBLES
+        return Panels(weight.packed(pairs=False), kind, weight.codes.numel())
     outputs, inputs = weight.shape
     packed = weight.new_zeros(padded(outputs), inputs)
     packed[:outputs] = weight
-    seen: Weights = _seen(packed.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
-    return seen
+    kind = FLOATS if weight.dtype == torch.float32 else HALF
+    seen = _seen(packed.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
+    return Panels(seen, kind, weight.numel())
 
 
-def _pairs(weight: torch.Tensor) -> Weights:
-    """bfloat16 [outputs, inputs] as [panels, inputs / 2, PANEL] pairs, zeros behind the last input."""
+def _pairs(weight: Weight) -> Panels:
+    """bfloat16 [outputs, inputs] as [panels, inputs / 2, PANEL] pairs, zeros behind the last input; or in
+    blocks of pairs of codes."""
+    if isinstance(weight, Quantised):
+        kind = BYTE_PAIRS if weight.bits == 8 else NIBBLE_PAIRS
+        return Panels(weight.packed(pairs=True), kind, weight.codes.numel())
     outputs, inputs = weight.shape
     packed = weight.new_zeros(padded(outputs), inputs + inputs % 2)
     packed[:outputs, :inputs] = weight.detach()
     words = packed.view(torch.int32).view(-1, PANEL, packed.shape[1] // 2).transpose(1, 2).contiguous()
-    seen: Weights = words.numpy().view(np.uint32)
-    return seen
+    return Panels(words.numpy().view(np.uint32), PAIRS, weight.numel())
 
 
 def _bias(tensors: Tensors, linears: Sequence[str]) -> Floats:
@@ -187,18 +244,14 @@ def _bias(tensors: Tensors, linears: Sequence[str]) -> Floats:
 
 
 def _bias_of(tensors: Tensors, linear: str) -> torch.Tensor:
-    bias = tensors.get(f"{linear}.bias")
-    return torch.zeros(len(tensors[f"{linear}.weight"])) if bias is None else bias.detach().float()
+    if f"{linear}.bias" in tensors:
+        return _plain(tensors, f"{linear}.bias").float()
+    return torch.zeros(_outputs(tensors[f"{linear}.weight"]))
 
 
-def _interleaved(tensors: Tensors, gate: str, up: str) -> tuple[torch.Tensor, Floats]:
-    """Half panels of gate and up in turn, weights [outputs, inputs] and biases."""
+def _interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Half panels of the outputs of gate and up in turn."""
     half = PANEL // 2
-    pad = -len(tensors[f"{gate}.weight"]) % half
-
-    def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (a, b)]
-        return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)
-
-    weights = mixed(*(tensors[f"{each}.weight"].detach() for each in (gate, up)))
-    return weights, mixed(*(_bias_of(tensors, each) for each in (gate, up))).numpy()
+    pad = -len(gate) % half
+    parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (gate.detach(), up.detach())]
+    return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)

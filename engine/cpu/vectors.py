@@ -22,7 +22,7 @@ LOWEST = -3.4028234663852886e38
 """The lowest finite float: a row's maximum before its first key."""
 
 F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-VECTOR, INTS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
+VECTOR, INTS, HALVES, CODES = (ir.VectorType(element, LANES) for element in (F32, I32, I16, I8))
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is untyped
@@ -91,7 +91,7 @@ class Vectors:
 
     def load(self, address: Any, kind: Any = VECTOR) -> Any:
         """What lies at ``address``, aligned to an element."""
-        align = 8 if kind is I64 else 2 if kind in (HALVES, I16) else 4
+        align = 8 if kind is I64 else 2 if kind in (HALVES, I16) else 1 if kind is CODES else 4
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
 
     def store(self, value: Any, address: Any) -> None:
@@ -207,6 +207,30 @@ class Vectors:
         rounded = b.lshr(b.add(b.add(bits, odd), ir.Constant(INTS, [0x7FFF] * LANES)), sixteen)
         nan = b.fcmp_unordered("uno", vector, vector)
         return b.trunc(b.select(nan, ir.Constant(INTS, [_NAN_BFLOAT16] * LANES), rounded), HALVES)
+
+    def widen_ieee(self, halves: Any) -> Any:
+        """Float16, as 16-bit words, as float: exact for all finite ones, on any CPU."""
+        b, bits = self.builder, self.builder.zext(halves, INTS)
+
+        def moved(mask: int, by: int) -> Any:
+            kept = b.and_(bits, ir.Constant(INTS, [mask] * LANES))
+            return b.shl(kept, ir.Constant(INTS, [by] * LANES))
+
+        size = b.fmul(b.bitcast(moved(0x7FFF, 13), VECTOR), self.constant(2.0**112))
+        return b.bitcast(b.or_(b.bitcast(size, INTS), moved(0x8000, 16)), VECTOR)
+
+    def numbers(self, codes: Any) -> Any:
+        """Unsigned bytes as floats."""
+        return self.builder.sitofp(self.builder.zext(codes, INTS), VECTOR)
+
+    def paired(self, first: Any, second: Any) -> Any:
+        """Two vectors, of 32 floats in all, as 16 words: pairs of neighbours, rounded to bfloat16.
+
+        Only for a CPU with `PAIRED`. Subnormal numbers become 0.
+        """
+        kind, name = ir.FunctionType(_PAIRS, [VECTOR] * 2), "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        round_both = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.bitcast(self.builder.call(round_both, [second, first]), INTS)
 
     def transposed(self, rows: Sequence[Any]) -> list[Any]:
         """A square of `LANES` vectors transposed: blocks of 8, 4, 2 and 1 swap places."""

@@ -17,8 +17,9 @@ from engine.compiled.packing import PlainShape, packed
 from engine.model.architectures import ModelError
 from engine.model.loaded import LoadedModel
 from engine.model.plain import PLAIN
+from engine.model.quantised import EMBEDDING, HEAD
 from engine.model.question_pack import ANSWERS, TOKEN, QuestionPack
-from engine.model.remembered import EMBEDDING, HEAD, FixedRotary, Tensors, tensors_of
+from engine.model.remembered import FixedRotary, Tensors, tensors_of
 
 
 def adapted(loaded: LoadedModel, directory: Path, pack: QuestionPack) -> LoadedModel:
@@ -41,7 +42,7 @@ def adapted(loaded: LoadedModel, directory: Path, pack: QuestionPack) -> LoadedM
     shape = PlainShape(loaded.sizes.layers, dim, dim**-0.5, epsilon)
     rotary = FixedRotary(loaded.rotations[0].inv_freq.float(), 1.0)
     cast = {name: tensor.to(loaded.dtype) for name, tensor in tensors.items()}
-    return replace(loaded, model=None, decoder=packed(cast, shape, rotary), choice=None)
+    return replace(loaded, model=None, decoder=packed(cast, shape, rotary), choice=None, weights="float")
 
 
 def merged(tensors: Tensors, pack: QuestionPack) -> Tensors:

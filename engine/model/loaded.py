@@ -33,6 +33,16 @@ layers are packed where that measures faster; ``compiled``: the former always; `
 ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 
 
+Weights = Literal["auto", "float", "int8", "int4"]
+"""How weights are held. ``auto``: as the model's files have them; ``float``: in the model's dtype; ``int8``,
+``int4``: matrices rounded to codes of so many bits (`engine.model.quantised`), in compiled layers."""
+
+
+def weights_of(weights: Weights) -> Weights:
+    """How a model's weights are held where ``weights`` is asked for."""
+    return "float" if weights == "auto" else weights
+
+
 @dataclass(frozen=True)
 class ForwardContext:
     """Arguments of the attention function for one forward pass; ``rotations``: one per layer.
@@ -168,15 +178,22 @@ class LoadedModel:
     """Members of its generation_config.json that say how to draw tokens; none that transformers made up."""
     choice: LayerChoice | None = None
     """The measurement that decided it; None where nothing was to be decided."""
+    weights: Weights = "float"
+    """How they are held, never ``auto``. A ``model`` has what the codes of quantised ones expand to."""
 
     @property
     def layers_run(self) -> str:
         """By whose code its layers run."""
         return "transformers' layers" if self.decoder is None else self.decoder.described
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the weights that compiled layers have packed; 0 where layers run otherwise."""
+        return self.decoder.bytes if isinstance(self.decoder, CompiledDecoder) else 0
+
     def more_exact(self) -> LoadedModel | None:
         """The same model with the next slower way to run its layers; None if there is none."""
-        if self.decoder is None or self.model is None:
+        if self.decoder is None or self.model is None or self.weights != "float":
             return None
         halves = isinstance(self.decoder, CompiledDecoder) and self.decoder.pairs
         return replace(self, decoder=decoder_of(self.model, pairs=False) if halves else None)
@@ -186,7 +203,7 @@ class LoadedModel:
         if self.model is not None and isinstance(
             self.decoder, CompiledDecoder
         ):  # a `FusedDecoder` shares them
-            release_plain(self.model)
+            release_plain(self.model, self.decoder)
 
     @torch.inference_mode()
     def forward(

@@ -34,12 +34,15 @@ from engine.model.loaded import (
     Layers,
     LoadedModel,
     ModelSizes,
+    Weights,
     region_attention,
     wanted_of_last,
+    weights_of,
 )
 from engine.model.lora import read_adapter
 from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
+from engine.model.quantised import Quantised, quantised
 from engine.model.revision import name_of, revision_of
 from engine.model.tensor_parallel import shard
 from engine.model.vocabulary import check_vocabulary
@@ -70,14 +73,15 @@ def load_model(
     tensor_parallel: bool = False,
     layers: Layers = "auto",
     adapter: Path | None = None,
+    weights: Weights = "auto",
 ) -> LoadedModel:
     """Load the causal language model and tokenizer in directory ``path``.
 
     ``adapter``: the directory of one that is merged into the weights (`engine.model.lora`).
     ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
     torch.distributed group, which must be initialised; every rank must load the model and then make the same
-    calls. ``layers``: how they run on a CPU. Raises ModelError when the directory or its architecture cannot
-    be served.
+    calls. ``layers``: how they run on a CPU. ``weights``: how they are held. Raises ModelError when the
+    directory or its architecture cannot be served.
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
@@ -85,6 +89,9 @@ def load_model(
     if merged is not None:
         merged.check(path)
     where = "cpu" if tensor_parallel else resolve_device(device)
+    held = weights_of(weights)
+    if held != "float" and (where != "cpu" or tensor_parallel):
+        raise ModelError(_not_compiled(held))
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
     # transformers needs accelerate to load parameters straight to the device; without it they are
     # memory-mapped and copied there one by one
@@ -105,23 +112,58 @@ def load_model(
     if why := check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0]):
         raise ModelError(f"{path}: {why}")
     model = shard(model) if tensor_parallel else model.to(where)
-    kept: Layers = "torch" if tensor_parallel else layers
-    return _wrap(model, tokenizer, kept, name=name_of(path, adapter), revision=revision_of(path, adapter))
+    run: Layers = "torch" if tensor_parallel else layers
+    name, revision = name_of(path, adapter), revision_of(path, adapter, held)
+    return _wrap(model, tokenizer, run, name=name, revision=revision, weights=held)
 
 
 def prepare(
-    model: Any, tokenizer: Any, *, name: str, revision: str = "", layers: Layers = "compiled"
+    model: Any,
+    tokenizer: Any,
+    *,
+    name: str,
+    revision: str = "",
+    layers: Layers = "compiled",
+    weights: Weights = "float",
 ) -> LoadedModel:
     """Wrap a transformers model of this process. Raises ModelError when it cannot run over regions.
 
-    ``layers``: as of `load_model`; by default the caller's model keeps its weights.
+    ``layers``, ``weights``: as of `load_model`; by default the caller's model keeps its weights.
     """
     check_known(model.config)
-    return _wrap(model, tokenizer, layers, name=name, revision=revision)
+    held = weights_of(weights)
+    return _wrap(model, tokenizer, layers, name=name, revision=revision, weights=held)
 
 
-def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str) -> LoadedModel:
+def _not_compiled(weights: Weights) -> str:
+    return (
+        f"model.weights is {weights}, which compiled layers read: those of a plain decoder "
+        "(llama, mistral without a window, qwen2, qwen3) in float32 or bfloat16 on a CPU"
+    )
+
+
+def _quantised(model: Any, layers: Layers, weights: Weights) -> dict[str, Quantised] | None:
+    """Codes of the matrices of ``model``, which then has what they expand to."""
+    if weights == "float":
+        return None
+    if layers not in ("auto", "compiled") or not serves(model):
+        raise ModelError(_not_compiled(weights))
+    tensors = model.state_dict()
+    try:
+        codes = quantised(tensors, weights)
+    except ValueError as error:
+        raise ModelError(f"model.weights is {weights}, but {error}") from error
+    with torch.no_grad():
+        for name, each in codes.items():
+            tensors[name].copy_(each.expanded())
+    return codes
+
+
+def _wrap(
+    model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str, weights: Weights
+) -> LoadedModel:
     model.eval().requires_grad_(False)
+    codes = _quantised(model, layers, weights)
     probed = probe(model)
     fused = layers in ("auto", "compiled") and fuses(model)
     by_layer = decoder_layers(model, len(probed.layers))
@@ -143,8 +185,12 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         getattr(model.config, "foretick", None) or {},
         end_ids=end_ids_of(model) | turn_ends(tokenizer),
         generation=generation_of(model),
+        weights=weights,
     )
-    if fused and is_plain(model):
+    if codes is not None:
+        loaded = replace(plain, decoder=decoder_of(model, quantised=codes))
+        log.info("weights: %s", loaded.layers_run)
+    elif fused and is_plain(model):
         loaded = replace(plain, decoder=_fused(model))
     else:
         loaded = _with_layers(plain, layers, MEMORY)

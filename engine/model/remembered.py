@@ -24,13 +24,14 @@ from safetensors import SafetensorError, safe_open
 
 from engine.attention.rotary import FrameRotation
 from engine.compiled.decoder import CompiledDecoder
-from engine.compiled.packing import PlainShape, packed
+from engine.compiled.packing import PlainShape, Weight, packed
 from engine.compiled.verdict import LayerChoice, Verdict
 from engine.measurement_cache import Memory, Question
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.loaded import Layers, LoadedModel, ModelSizes
+from engine.model.loaded import Layers, LoadedModel, ModelSizes, Weights, weights_of
 from engine.model.lora import read_adapter
+from engine.model.quantised import EMBEDDING, HEAD, Quantised, quantised
 from engine.model.revision import name_of, revision_of
 from regions.kv_tensors import LayerShape
 from support import numba_kernel
@@ -41,7 +42,6 @@ MEMORY = Memory()
 """Of loads."""
 _ROOT = Path(__file__).parent.parent
 _CODE = tuple(_ROOT / name for name in ("", "attention", "compiled", "model"))
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _VARYING = ("dynamic", "longrope")
 """Kinds of rotary tables that follow the longest position."""
 
@@ -107,12 +107,13 @@ def remember(
     """
     memory = memory or MEMORY
     decoder, choice = loaded.decoder, loaded.choice
-    if not isinstance(decoder, CompiledDecoder) or (layers == "auto" and choice is None):
+    chosen = choice is not None or layers != "auto" or loaded.weights != "float"
+    if not isinstance(decoder, CompiledDecoder) or not chosen:
         return
     model, rotary = loaded.model, loaded.model.model.rotary_emb
     state = model.state_dict()
     if any(kind in str(rotary.rope_type) for kind in _VARYING) or not _reads_back(
-        path, loaded.dtype, state, adapter
+        path, loaded, state, adapter
     ):
         return
     tokenizer = f"{type(loaded.tokenizer).__module__}:{type(loaded.tokenizer).__name__}"
@@ -143,7 +144,12 @@ def remember(
 
 
 def recall(
-    path: Path, dtype: str, layers: Layers, memory: Memory | None = None, adapter: Path | None = None
+    path: Path,
+    dtype: str,
+    layers: Layers,
+    memory: Memory | None = None,
+    adapter: Path | None = None,
+    weights: Weights = "auto",
 ) -> LoadedModel | None:
     """The model in directory ``path`` as an earlier start loaded it, its canary passed.
 
@@ -152,8 +158,9 @@ def recall(
     memory = memory or MEMORY
     if layers not in ("auto", "compiled") or not (path / "config.json").is_file():
         return None
+    held = weights_of(weights)
     try:
-        revision = revision_of(path, adapter)
+        revision = revision_of(path, adapter, held)
     except OSError:
         return None
     found = memory.recall(_question(revision, dtype, layers), Found)
@@ -161,7 +168,7 @@ def recall(
     if found is None or (found.compared is not None and choice is None):
         return None
     try:
-        loaded = _loaded(found, path, adapter, revision, choice)
+        loaded = _loaded(found, path, adapter, revision, choice, held)
         canary.check(loaded, _floats(found.logits).view(-1, canary.KEPT))
     except (OSError, KeyError, ValueError, ImportError, SafetensorError, ModelError) as error:
         log.warning("%s is loaded as if for the first time: %s", path, error)
@@ -172,7 +179,12 @@ def recall(
 
 
 def _loaded(
-    found: Found, path: Path, adapter: Path | None, revision: str, choice: LayerChoice | None
+    found: Found,
+    path: Path,
+    adapter: Path | None,
+    revision: str,
+    choice: LayerChoice | None,
+    weights: Weights,
 ) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, found.dtype)
     tables = [FrameRotation(torch.from_numpy(np.frombuffer(each).copy())) for each in found.tables]
@@ -191,11 +203,18 @@ def _loaded(
         found.max_positions,
         found.trims,
         found.described,
-        decoder=packed(tensors_of(path, dtype, adapter), found.shape, rotary, pairs=found.pairs),
+        decoder=packed(_held(path, dtype, adapter, weights), found.shape, rotary, pairs=found.pairs),
         end_ids=frozenset(found.end_ids),
         generation=found.generation,
         choice=choice,
+        weights=weights,
     )
+
+
+def _held(path: Path, dtype: torch.dtype, adapter: Path | None, weights: Weights) -> Mapping[str, Weight]:
+    """The tensors in directory ``path`` with those of an adapter, quantised where ``weights`` says so."""
+    tensors = tensors_of(path, dtype, adapter)
+    return tensors if weights == "float" else {**tensors, **quantised(tensors, weights)}
 
 
 def _tokenizer(path: Path, kind: str) -> Any:
@@ -250,14 +269,20 @@ def tensors_of(path: Path, dtype: torch.dtype, adapter: Path | None = None) -> T
 
 
 def _reads_back(
-    path: Path, dtype: torch.dtype, state: Mapping[str, torch.Tensor], adapter: Path | None
+    path: Path, loaded: LoadedModel, state: Mapping[str, torch.Tensor], adapter: Path | None
 ) -> bool:
-    """Whether the files hold exactly the tensors that transformers has made of them."""
+    """Whether the files hold exactly the tensors that transformers has made of them, or their codes do."""
     try:
-        read = tensors_of(path, dtype, adapter)
+        read = _held(path, loaded.dtype, adapter, loaded.weights)
     except (OSError, KeyError, ValueError, SafetensorError, ModelError):
         return False
-    return read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
+    if read.keys() != state.keys():
+        return False
+    for name, each in read.items():
+        plain = each.expanded().to(loaded.dtype) if isinstance(each, Quantised) else each
+        if not torch.equal(plain, state[name]):
+            return False
+    return True
 
 
 def _floats(kept: bytes) -> torch.Tensor:

@@ -19,12 +19,13 @@ TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
 """Suffixes of configuration, chat template and tokenizer files."""
 
 
-def revision_of(path: Path, adapter: Path | None = None) -> str:
+def revision_of(path: Path, adapter: Path | None = None, weights: str = "float") -> str:
     """A fingerprint of configuration, tokenizer and weights in directory ``path``, 16 hex digits.
 
-    ``adapter``: the directory of one that is merged into the weights.
+    ``adapter``: the directory of one that is merged into the weights. ``weights``: how they are held
+    (`engine.model.loaded.Weights`); quantised ones are another model.
     """
-    digest = blake2b(digest_size=8)
+    digest = blake2b(b"" if weights == "float" else weights.encode(), digest_size=8)
     added = [] if adapter is None else [adapter / ADAPTER_CONFIG, adapter / ADAPTER_WEIGHTS]
     for file in (*sorted(path.iterdir()), *added):
         if file.suffix == ".safetensors":

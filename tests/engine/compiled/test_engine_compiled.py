@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
 from engine.compiled.packed_products import PANEL
-from engine.compiled.packing import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
+from engine.compiled.packing import Panels, _interleaved, _pairs, _panels, decoder_of, release_plain
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.engine import Engine
@@ -41,12 +41,12 @@ def near(
 
 
 def multiplied(
-    x: torch.Tensor, depth: int, weights: Any, start: Any, step: int, out: Any, gate: bool = False
+    x: torch.Tensor, depth: int, weights: Panels, start: Any, step: int, out: Any, gate: bool = False
 ) -> None:
     """`linear` of all panels."""
-    kind = _KINDS[weights.dtype.type]
+    array, kind = weights.array, weights.kind
     linear(
-        len(x), x.data_ptr(), x.stride(0) * x.itemsize, depth, weights.ctypes.data, kind, 0, len(weights),
+        len(x), x.data_ptr(), x.stride(0) * x.itemsize, depth, array.ctypes.data, kind, 0, len(array),
         start.ctypes.data, step, out.ctypes.data, out.strides[0], gate,
     )  # fmt: skip
 
@@ -94,11 +94,10 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(
     x = torch.randn(7, depth, generator=generator)
     x[3] *= 100  # far out on both sides of SiLU
     x = inputs_of(x, packing)
-    tensors = torch.nn.ModuleDict({"gate": gate, "up": up}).state_dict()
-    joined, bias = _interleaved(tensors, "gate", "up")
-    weights = packing(joined)
-    out = np.empty((7, weights.shape[0] * PANEL // 2), np.uint16 if packing is _pairs else np.float32)
-    multiplied(x, depth, weights, bias, 0, out, True)
+    weights = packing(_interleaved(gate.weight, up.weight))
+    bias = _interleaved(gate.bias, up.bias)
+    out = np.empty((7, len(weights.array) * PANEL // 2), np.uint16 if packing is _pairs else np.float32)
+    multiplied(x, depth, weights, bias.numpy(), 0, out, True)
     gates, ups = (functional.linear(x.double(), e.weight.double(), e.bias.double()) for e in (gate, up))
     found, expected = torch.from_numpy(out[:, :inner]), functional.silu(gates) * ups
     if packing is _pairs:
@@ -221,7 +220,7 @@ def test_packed_weights_are_held_once() -> None:
     loaded: LoadedModel = tiny("llama", tie_word_embeddings=True)
     assert loaded.decoder is not None
     before = sum(p.nbytes for p in loaded.model.parameters())
-    freed = release_plain(loaded.model)
+    freed = release_plain(loaded.model, loaded.decoder)
     kept = sum(p.nbytes for p in loaded.model.parameters())
     assert kept == before - freed
     embedding = loaded.model.get_input_embeddings().weight

@@ -18,8 +18,9 @@ from engine.engine import Engine
 from engine.measurement_cache import Memory
 from engine.model import loading, remembered
 from engine.model.embedded import build_tokenizer
-from engine.model.loaded import Layers, LoadedModel
+from engine.model.loaded import Layers, LoadedModel, Weights
 from engine.model.loading import load_model
+from engine.model.revision import revision_of
 from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny_config
@@ -52,14 +53,18 @@ class Cache:
     def __init__(self, path: Path) -> None:
         self.memory = Memory(lambda: path)
 
-    def first(self, model: Path, dtype: str = "auto", layers: Layers = "compiled") -> LoadedModel:
+    def first(
+        self, model: Path, dtype: str = "auto", layers: Layers = "compiled", weights: Weights = "auto"
+    ) -> LoadedModel:
         """A start that remembers."""
-        loaded = checked(load_model(model, dtype=dtype, device="cpu", layers=layers))
+        loaded = checked(load_model(model, dtype=dtype, device="cpu", layers=layers, weights=weights))
         remembered.remember(loaded, model, dtype, layers, self.memory)
         return loaded
 
-    def next(self, model: Path, dtype: str = "auto", layers: Layers = "compiled") -> LoadedModel | None:
-        return remembered.recall(model, dtype, layers, self.memory)
+    def next(
+        self, model: Path, dtype: str = "auto", layers: Layers = "compiled", weights: Weights = "auto"
+    ) -> LoadedModel | None:
+        return remembered.recall(model, dtype, layers, self.memory, weights)
 
 
 @pytest.fixture
@@ -113,6 +118,30 @@ def test_weights_are_read_in_the_type_that_is_asked_for(cache: Cache, tmp_path: 
     assert (again.dtype, as_saved.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(logits(again), logits(half))
     assert torch.equal(logits(as_saved), logits(whole))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["tied", "biased"])
+def test_quantised_weights_are_other_models_which_the_next_start_has_to_the_bit(
+    kind: str, dtype: str, cache: Cache, tmp_path: Path
+) -> None:
+    model = saved(tmp_path / "model", kind, **PLAIN[kind])
+    ways: list[Weights] = ["float", "int8", "int4"]
+    firsts = [cache.first(model, dtype, weights=each) for each in ways]
+    assert len({each.revision for each in firsts}) == 3
+    assert firsts[0].revision == revision_of(model)
+    for weights, first in zip(ways, firsts, strict=True):
+        again = cache.next(model, dtype, "auto" if weights == "int4" else "compiled", weights)
+        if weights == "int4":
+            assert again is None  # that start would have found something else
+            again = cache.next(model, dtype, weights=weights)
+        assert again is not None
+        assert (again.weights, again.revision, again.layers_run) == (
+            weights,
+            first.revision,
+            first.layers_run,
+        )
+        assert torch.equal(logits(again), logits(first))
 
 
 def test_a_checkpoint_may_be_in_several_files(cache: Cache, tmp_path: Path) -> None:
