@@ -97,7 +97,7 @@ class ModelConfig(Table, frozen=True):
         about(
             "how weights are held: float as dtype says; int8 and int4 as codes of so many bits, for plain "
             "decoders on a CPU, which takes less memory and time for each token and costs some accuracy; "
-            "auto is as the model's files have them"
+            "auto is float, or the codes of a quantised GGUF file as they are"
         ),
     ] = "auto"
     system_prompt: Annotated[

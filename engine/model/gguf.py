@@ -1,6 +1,7 @@
 """GGUF files as model directories: transformers reads them, with the gguf package, once.
 
-Weights are expanded to ``dtype``, not kept quantised. What would be left out of a file is refused by name:
+Weights are expanded to ``dtype``; the codes of quantised ones are kept beside them (`engine.model.kept`), for
+layers that read codes. What would be left out of a file is refused by name:
 transformers skips a tensor that it does not know. The factors of a scaled rope, which it skips too, are read
 here.
 """
@@ -18,6 +19,8 @@ import torch
 from safetensors import SafetensorError
 
 from engine.model.architectures import ModelError
+from engine.model.kept import keep
+from engine.model.plain import is_plain
 from support.directories import built_once, cache_home
 
 log = logging.getLogger(__name__)
@@ -28,7 +31,7 @@ _ENDS = ("eos", "eot", "eom")
 """Fields of tokens that end an answer."""
 _FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_VERSION = 1
+_VERSION = 2
 """Of what is made of a file; another one is another directory."""
 
 
@@ -63,7 +66,7 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
     try:
         reader = _opened(file, gguf.GGUFReader)
         known, rope = _checked(file, reader)
-        model, tokenizer = _read(file, reader, getattr(torch, dtype), rope)
+        model, tokenizer, names = _read(file, reader, getattr(torch, dtype), rope)
         ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
         model.config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
         model.generation_config.eos_token_id = model.config.eos_token_id
@@ -76,9 +79,10 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
     try:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
+        kept = keep(reader, names, model, directory) if is_plain(model) else ""
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be expanded into {directory}: {error}") from error
-    return f"{known}, expanded to {dtype}"
+    return f"{known}, expanded to {dtype}" + (f"; as codes for a CPU: {kept}" if kept else "")
 
 
 def _opened(file: Path, reader: Callable[[Path], Any]) -> Any:
@@ -166,8 +170,13 @@ def llama3_scaling(factors: torch.Tensor, theta: float, head: int) -> dict[str, 
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
-def _read(file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]) -> tuple[Any, Any]:
-    """Model and tokenizer by transformers; ``rope``: how it is scaled, if it is."""
+def _read(
+    file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]
+) -> tuple[Any, Any, dict[str, str]]:
+    """Model and tokenizer by transformers, and its names of the file's tensors.
+
+    ``rope``: how it is scaled, if it is.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import (
         TensorProcessor,
@@ -185,8 +194,8 @@ def _read(file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]) -> 
     found = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
     stored = [each.name for each in reader.tensors if each.name != _FACTORS]
+    taken = get_gguf_hf_weights_map(outline, TensorProcessor(config={}))
     if len(tensors) < len(stored):
-        taken = get_gguf_hf_weights_map(outline, TensorProcessor(config={}))
         left = [name for name in stored if name not in taken]
         raise ValueError(f"{', '.join(left[:3])} would be left out")
     if lacking := set(found.missing_keys) - tied:
@@ -194,4 +203,4 @@ def _read(file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]) -> 
     if found.unexpected_keys:
         raise ValueError(f"{found.unexpected_keys[0]} belongs to no part of the model")
     model.tie_weights()
-    return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name), taken

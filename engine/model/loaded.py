@@ -33,14 +33,10 @@ layers are packed where that measures faster; ``compiled``: the former always; `
 ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 
 
-Weights = Literal["auto", "float", "int8", "int4"]
+Weights = Literal["auto", "float", "int8", "int4", "gguf"]
 """How weights are held. ``auto``: as the model's files have them; ``float``: in the model's dtype; ``int8``,
-``int4``: matrices rounded to codes of so many bits (`engine.model.quantised`), in compiled layers."""
-
-
-def weights_of(weights: Weights) -> Weights:
-    """How a model's weights are held where ``weights`` is asked for."""
-    return "float" if weights == "auto" else weights
+``int4``: matrices rounded to codes of so many bits (`engine.model.quantised`), in compiled layers; ``gguf``:
+as the codes of the GGUF file that the model is from (`engine.model.kept`)."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.chat_format import turn_ends
 from engine.model.fusion import fuse, fuses
+from engine.model.kept import codes_of, held_as
 from engine.model.loaded import (
     ATTENTION,
     Decoder,
@@ -37,12 +38,11 @@ from engine.model.loaded import (
     Weights,
     region_attention,
     wanted_of_last,
-    weights_of,
 )
 from engine.model.lora import read_adapter
 from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
-from engine.model.quantised import Quantised, quantised
+from engine.model.quantised import Quantised
 from engine.model.revision import name_of, revision_of
 from engine.model.tensor_parallel import shard
 from engine.model.vocabulary import check_vocabulary
@@ -89,7 +89,7 @@ def load_model(
     if merged is not None:
         merged.check(path)
     where = "cpu" if tensor_parallel else resolve_device(device)
-    held = weights_of(weights)
+    held = held_as(path, weights, "torch" if tensor_parallel else layers, dtype, where, adapter)
     if held != "float" and (where != "cpu" or tensor_parallel):
         raise ModelError(_not_compiled(held))
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
@@ -114,7 +114,7 @@ def load_model(
     model = shard(model) if tensor_parallel else model.to(where)
     run: Layers = "torch" if tensor_parallel else layers
     name, revision = name_of(path, adapter), revision_of(path, adapter, held)
-    return _wrap(model, tokenizer, run, name=name, revision=revision, weights=held)
+    return _wrap(model, tokenizer, run, name=name, revision=revision, weights=held, path=path)
 
 
 def prepare(
@@ -131,7 +131,7 @@ def prepare(
     ``layers``, ``weights``: as of `load_model`; by default the caller's model keeps its weights.
     """
     check_known(model.config)
-    held = weights_of(weights)
+    held: Weights = "float" if weights == "auto" else weights
     return _wrap(model, tokenizer, layers, name=name, revision=revision, weights=held)
 
 
@@ -142,15 +142,19 @@ def _not_compiled(weights: Weights) -> str:
     )
 
 
-def _quantised(model: Any, layers: Layers, weights: Weights) -> dict[str, Quantised] | None:
-    """Codes of the matrices of ``model``, which then has what they expand to."""
+def _quantised(
+    model: Any, layers: Layers, weights: Weights, path: Path | None
+) -> dict[str, Quantised] | None:
+    """Codes of the matrices of ``model``, of directory ``path``, which then has what they expand to."""
     if weights == "float":
         return None
     if layers not in ("auto", "compiled") or not serves(model):
         raise ModelError(_not_compiled(weights))
     tensors = model.state_dict()
     try:
-        codes = quantised(tensors, weights)
+        codes = codes_of(path, tensors, weights)
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ModelError(f"the codes of {path} cannot be read: {error}") from error
     except ValueError as error:
         raise ModelError(f"model.weights is {weights}, but {error}") from error
     with torch.no_grad():
@@ -160,10 +164,17 @@ def _quantised(model: Any, layers: Layers, weights: Weights) -> dict[str, Quanti
 
 
 def _wrap(
-    model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str, weights: Weights
+    model: Any,
+    tokenizer: Any,
+    layers: Layers,
+    *,
+    name: str,
+    revision: str,
+    weights: Weights,
+    path: Path | None = None,
 ) -> LoadedModel:
     model.eval().requires_grad_(False)
-    codes = _quantised(model, layers, weights)
+    codes = _quantised(model, layers, weights, path)
     probed = probe(model)
     fused = layers in ("auto", "compiled") and fuses(model)
     by_layer = decoder_layers(model, len(probed.layers))

@@ -29,9 +29,10 @@ from engine.compiled.verdict import LayerChoice, Verdict
 from engine.measurement_cache import Memory, Question
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.loaded import Layers, LoadedModel, ModelSizes, Weights, weights_of
+from engine.model.kept import codes_of, held_as
+from engine.model.loaded import Layers, LoadedModel, ModelSizes, Weights
 from engine.model.lora import read_adapter
-from engine.model.quantised import EMBEDDING, HEAD, Quantised, quantised
+from engine.model.quantised import EMBEDDING, HEAD, Quantised
 from engine.model.revision import name_of, revision_of
 from regions.kv_tensors import LayerShape
 from support import numba_kernel
@@ -158,7 +159,7 @@ def recall(
     memory = memory or MEMORY
     if layers not in ("auto", "compiled") or not (path / "config.json").is_file():
         return None
-    held = weights_of(weights)
+    held = held_as(path, weights, layers, dtype, "cpu", adapter)
     try:
         revision = revision_of(path, adapter, held)
     except OSError:
@@ -214,7 +215,7 @@ def _loaded(
 def _held(path: Path, dtype: torch.dtype, adapter: Path | None, weights: Weights) -> Mapping[str, Weight]:
     """The tensors in directory ``path`` with those of an adapter, quantised where ``weights`` says so."""
     tensors = tensors_of(path, dtype, adapter)
-    return tensors if weights == "float" else {**tensors, **quantised(tensors, weights)}
+    return {**tensors, **codes_of(path, tensors, weights)}
 
 
 def _tokenizer(path: Path, kind: str) -> Any:

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 SAMPLE = 4096
 """Bytes read at the beginning, middle and end of each tensor; training changes every part of a tensor."""
+CODES = "codes.bin"
+"""The codes of a GGUF file's weights in a model's directory (`engine.model.kept`)."""
 CALIBRATION = "calibration.json"
 """The calibration in a model's directory; fitted for its revision, so no part of it."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -28,7 +30,7 @@ def revision_of(path: Path, adapter: Path | None = None, weights: str = "float")
     digest = blake2b(b"" if weights == "float" else weights.encode(), digest_size=8)
     added = [] if adapter is None else [adapter / ADAPTER_CONFIG, adapter / ADAPTER_WEIGHTS]
     for file in (*sorted(path.iterdir()), *added):
-        if file.suffix == ".safetensors":
+        if file.suffix == ".safetensors" or (weights == "gguf" and file.name == CODES):
             digest.update(str(file.stat().st_size).encode())
             with file.open("rb") as stream:
                 for piece in _samples(stream):

@@ -15,14 +15,18 @@ from daemon.cli.model import command
 from daemon.config.schema import Config, ModelConfig
 from daemon.engine.build import load
 from engine.model.architectures import ModelError
+from engine.model.canary import check
 from engine.model.gguf import gguf_directory, import_gguf
+from engine.model.kept import codes_of
 from engine.model.loading import load_model
+from engine.model.revision import CODES, revision_of
 from feeds.connector import SettingError
 from tests.kit import tolerance
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+QUANTISED = [kind for kind in KINDS if kind.startswith("Q")]
 SCALES = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
 """Where a block has its scales in fp16; the package expands these kinds, and makes none."""
 TOKENS = ["<unk>", "<s>", "</s>", "<end>", *(chr(0x21 + n) for n in range(90)), '!"']
@@ -143,6 +147,62 @@ def test_a_file_is_served_as_its_directory_with_its_tokens_template_and_ends(tmp
     assert (directory / "model.safetensors").stat().st_mtime_ns == written
     write(tmp_path / "model.gguf", "F16")  # another file of this name is another model
     assert gguf_directory(tmp_path / "model.gguf", "float32", tmp_path / "cache") != directory
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_weights_are_kept_as_codes_that_compiled_layers_read(
+    kind: str, dtype: str, tmp_path: Path
+) -> None:
+    """Codes of 4 and 8 bits with what the file says to the bit, or rounded to 8 bits; the rest is floats."""
+    said = import_gguf_as(tmp_path, kind, dtype)
+    exact = not kind.endswith("K")
+    assert said.endswith(
+        f"as codes for a CPU: 15 matrices {kind} {'as it is' if exact else 'rounded to 8 bits'}"
+    )
+    expected = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    codes = codes_of(tmp_path / "out", expected, "gguf")
+    assert len(codes) == 15
+    for name, each in codes.items():
+        assert each.bits == (4 if kind.startswith("Q4") and exact else 8)
+        again = each.expanded().to(expected[name].dtype)
+        if exact:
+            assert torch.equal(again, expected[name]), name
+        else:
+            spread = (expected[name].amax() - expected[name].amin()).item()
+            assert (again.float() - expected[name].float()).abs().max() <= spread / 255
+    loaded = load_model(tmp_path / "out", device="cpu")
+    assert loaded.weights == "gguf"
+    assert "with weights in int" in loaded.layers_run
+    check(loaded)
+    floats = load_model(tmp_path / "out", device="cpu", weights="float", layers="compiled")
+    assert (floats.weights, floats.decoder.quantised) == ("float", False)  # type: ignore[union-attr]
+    assert floats.revision != loaded.revision
+    assert floats.packed_bytes > loaded.packed_bytes
+    plain = load_model(tmp_path / "out", device="cpu", layers="torch")
+    assert (plain.weights, plain.revision) == ("float", floats.revision)
+
+
+def import_gguf_as(tmp_path: Path, kind: str, dtype: str) -> str:
+    write(tmp_path / "model.gguf", kind)
+    return import_gguf(tmp_path / "model.gguf", tmp_path / "out", dtype)
+
+
+def test_a_file_of_floats_has_no_codes(tmp_path: Path) -> None:
+    assert "codes" not in import_gguf_as(tmp_path, "F16", "float32")
+    assert not (tmp_path / "out" / CODES).exists()
+    assert load_model(tmp_path / "out", device="cpu", layers="compiled").weights == "float"
+
+
+def test_codes_that_cannot_be_read_are_an_error_of_one_line(tmp_path: Path) -> None:
+    import_gguf_as(tmp_path, "Q8_0", "float32")
+    file = tmp_path / "out" / CODES
+    before = load_model(tmp_path / "out", device="cpu").revision
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(SettingError, match=r"^[^\n]*the codes of .*out cannot be read[^\n]*$") as refused:
+        load(Config(model=ModelConfig(path=str(tmp_path / "out"), device="cpu")))
+    assert refused.value.key == "model.path"
+    assert revision_of(tmp_path / "out", "gguf") != before
 
 
 @pytest.mark.parametrize(
