@@ -95,7 +95,7 @@ class ModelConfig(Table, frozen=True):
     weights: Annotated[
         Literal["auto", "float", "int8", "int4"],
         about(
-            "how weights are held: float as dtype says; int8 and int4 as codes of so many bits, for plain "
+            "how weights are held: float as dtype says; int8 and int4 as codes of 8 and 4 bits, for plain "
             "decoders on a CPU, which takes less memory and time for each token and costs some accuracy; "
             "auto is float, or the codes of a quantised GGUF file as they are"
         ),

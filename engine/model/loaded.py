@@ -35,7 +35,7 @@ ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.mod
 
 Weights = Literal["auto", "float", "int8", "int4", "gguf"]
 """How weights are held. ``auto``: as the model's files have them; ``float``: in the model's dtype; ``int8``,
-``int4``: matrices rounded to codes of so many bits (`engine.model.quantised`), in compiled layers; ``gguf``:
+``int4``: matrices rounded to codes of 8 and 4 bits (`engine.model.quantised`), in compiled layers; ``gguf``:
 as the codes of the GGUF file that the model is from (`engine.model.kept`)."""
 
 

@@ -214,7 +214,7 @@ def test_files_that_only_the_fingerprint_takes_for_the_same_fail_the_canary(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for module in (loading, remembered):
-        monkeypatch.setattr(module, "revision_of", lambda path: "alike")
+        monkeypatch.setattr(module, "revision_of", lambda path, weights: "alike")
     model = saved(tmp_path / "model")
     cache.first(model)
     assert cache.next(model) is not None
