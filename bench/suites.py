@@ -34,6 +34,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "engine": {
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),
         "standing": ("bench.engine.batches:standing", "Standing questions in one pass"),
+        "weights": ("bench.engine.weights:measure", "Quantised weights"),
     },
     "scheduler": {
         "cost": ("bench.scheduler.cost:measure", "What scheduling costs"),
