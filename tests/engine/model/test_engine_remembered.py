@@ -64,7 +64,7 @@ class Cache:
     def next(
         self, model: Path, dtype: str = "auto", layers: Layers = "compiled", weights: Weights = "auto"
     ) -> LoadedModel | None:
-        return remembered.recall(model, dtype, layers, self.memory, weights)
+        return remembered.recall(model, dtype, layers, self.memory, weights=weights)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_files_that_only_the_fingerprint_takes_for_the_same_fail_the_canary(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for module in (loading, remembered):
-        monkeypatch.setattr(module, "revision_of", lambda path, weights: "alike")
+        monkeypatch.setattr(module, "revision_of", lambda path, adapter, weights: "alike")
     model = saved(tmp_path / "model")
     cache.first(model)
     assert cache.next(model) is not None

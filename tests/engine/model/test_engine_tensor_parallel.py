@@ -9,12 +9,11 @@ import torch
 
 from engine.model import tensor_parallel
 from engine.model.architectures import ModelError
-from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from tests.engine.model import tensor_parallel_rank
 from tests.engine.model.tensor_parallel_rank import scenario, weight_bytes
-from tests.engine.oracle import tiny
+from tests.engine.oracle import tiny, words
 from tests.kit import tolerance
 
 RANKS = 2
@@ -32,7 +31,7 @@ def both_ranks(
     for kind in KINDS:
         alone[kind] = tiny(kind, layers=2)
         alone[kind].model.save_pretrained(directory / kind)
-        build_tokenizer().save_pretrained(directory / kind)
+        words().save_pretrained(directory / kind)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([tensor_parallel_rank.__name__])  # PyTorch is imported once for both
     ranks = [
@@ -78,7 +77,7 @@ def test_a_rank_has_its_part_of_the_weights(
 
 def test_without_a_group_it_is_refused(tmp_path: Path) -> None:
     tiny("llama", layers=1).model.save_pretrained(tmp_path)
-    build_tokenizer().save_pretrained(tmp_path)
+    words().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"torch\.distributed"):
         load_model(tmp_path, tensor_parallel=True)
 
