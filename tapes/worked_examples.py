@@ -5,6 +5,7 @@ far: two examples give most questions both answers.
 """
 
 from functools import cache
+from math import floor, log10
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +80,10 @@ def bars_of_levels(x: Levels, tape: int, anchor: Anchor) -> tuple[Bars, LineSpec
     traded = anchor.volume / 10**SCALE * 10.0 ** ((codes - CENTRE) / CODES_PER_DECADE)
     for bar, exact in zip(made, np.where(codes > 0, traded, 0.0).tolist(), strict=True):
         put_volume(bar, Volume.of(round(exact * 10**_NANO) * 10 ** (SCALE - _NANO)))
-    return made, LineSpec(anchor.price_decimals, _VOLUME_DECIMALS, price_scale=anchor.price_scale)
+    # as a desk sets them for its instrument: three digits of a usual volume are printed
+    digits = 2 - floor(log10(anchor.volume / 10**SCALE))
+    volume_decimals = min(max(_VOLUME_DECIMALS, digits), SCALE)
+    return made, LineSpec(anchor.price_decimals, volume_decimals, price_scale=anchor.price_scale)
 
 
 def minutes(bars: int) -> Ints:

@@ -19,7 +19,16 @@ _int, _option = click.IntRange, partial(click.option, show_default=True)
 
 
 @click.command()
-@_option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints.")
+@_option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints, and of the adapter.")
+@_option(
+    "--base",
+    type=click.Path(exists=True, path_type=Path),
+    help="Train a LoRA adapter of this language model, a directory or a GGUF file, in place of a tape model.",
+)
+@_option("--rank", type=_int(1), default=32, help="With --base: rank of the adapter.")
+@_option("--window", type=_int(32), default=48, help="With --base: bars of a tape.")
+@_option("--rate", type=click.FloatRange(0, min_open=True), default=1e-3, help="With --base: learning rate.")
+@_option("--labels", type=_int(1), default=400, help="With --base: labels of each question at the end.")
 @_option("--steps", type=_int(1), default=7900, help="Steps, cooldown included.")
 @_option("--cooldown", type=_int(0), default=1600, help="Last steps, over which the rate falls to nothing.")
 @_option("--short", type=_int(0), default=1000, help="First steps, with windows of 32 bars.")
@@ -36,13 +45,27 @@ _int, _option = click.IntRange, partial(click.option, show_default=True)
     "--dtype", type=click.Choice(["bfloat16", "float32"]), default="float32", help="Of the exported weights."
 )
 def train(
-    out: Path, workers: int, resume: Path | None, directory: Path | None, dtype: str, **options: Any
+    out: Path,
+    base: Path | None,
+    workers: int,
+    resume: Path | None,
+    directory: Path | None,
+    dtype: str,
+    **options: Any,
 ) -> None:
     """Train the tape model on generated tapes, from the beginning or from a checkpoint.
 
     Checkpoints are `last.pt` (every 100 steps) and `stable.pt` (before the cooldown). Equal seeds, steps and
     workers make equal models. A checkpoint that has all --steps is not trained further, only exported.
+
+    With --base a language model learns to read decimal lines and to answer the paper's five questions and
+    for the exact value, in words as the daemon asks them; texts of its own, mixed in, keep it talking. --out
+    is then the adapter, for `model.adapter` and `foretick evaluate --adapter`, with `last.pt`, a log and a
+    report. --steps, --cooldown, --tokens, --seed and --resume count; sizes of the tape model do not.
     """
+    if base is not None:
+        _train_adapter(base, out, resume, options)
+        return
     if options["hidden"] % options["heads"] or options["hidden"] // options["heads"] % 2:
         raise click.UsageError("--hidden must be a multiple of --heads, and the quotient even")
     import torch
@@ -67,6 +90,21 @@ def train(
         except ValueError as error:
             raise click.ClickException(str(error)) from None
         click.echo(f"step {state['step']} written to {directory}")
+
+
+def _train_adapter(base: Path, out: Path, resume: Path | None, options: dict[str, Any]) -> None:
+    from engine.model.architectures import ModelError
+    from training.tune import TunePlan
+    from training.tune_run import tune
+
+    names = ("steps", "cooldown", "seed", "tokens", "window", "rank")
+    plan = TunePlan(**{name: options[name] for name in names}, learning_rate=options["rate"])
+    if base.suffix == ".gguf":
+        base = _expanded(base, "auto")
+    try:
+        tune(base, out, plan, resume, options["labels"], _console())
+    except ModelError as error:
+        raise click.BadParameter(str(error), param_hint="--base") from None
 
 
 def _work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -32,7 +33,8 @@ from training.tokenizer import QUESTIONS
 
 Placement = Literal["terse", "numbered"]
 _SECOND = 10**9
-_TAPES = 8
+TAPES = 8
+"""In a batch."""
 _STRETCH = 4
 """A stretch of a file, in lengths of a window's bars."""
 
@@ -74,14 +76,15 @@ class Generated:
 
     def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
         """Every batch has a seed of its own; training's seeds are shorter, so none is met again."""
-        number = 0
-        while True:
-            rng = np.random.default_rng([990_001, self.seed, bars, window, number])
-            x = generate(rng, _TAPES, bars, self.ranges, window)
-            header, percent = draw_headers(rng, vocabulary, x.percent)
-            levels = Levels(x.open, x.high, x.low, x.close, x.volume, percent, window, minutes(bars))
-            yield Drawn(levels, header, number * _TAPES + np.arange(_TAPES))
-            number += 1
+        return (self.batch(vocabulary, bars, window, number) for number in count())
+
+    def batch(self, vocabulary: Vocabulary, bars: int, window: int, number: int) -> Drawn:
+        """The batch of this number."""
+        rng = np.random.default_rng([990_001, self.seed, bars, window, number])
+        x = generate(rng, TAPES, bars, self.ranges, window)
+        header, percent = draw_headers(rng, vocabulary, x.percent)
+        levels = Levels(x.open, x.high, x.low, x.close, x.volume, percent, window, minutes(bars))
+        return Drawn(levels, header, number * TAPES + np.arange(TAPES))
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Stretch:
             header = vocabulary.encode(anchor.header)
             group = waiting.setdefault(len(header), [])
             group.append((levels_of(part, anchor, window), header, int(start) // stretch))
-            if len(group) == _TAPES:
+            if len(group) == TAPES:
                 yield together(waiting.pop(len(header)), window)
         for group in waiting.values():
             yield together(group, window)

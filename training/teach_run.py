@@ -115,7 +115,7 @@ class Run:
         teacher = Teacher(
             plan,
             self.model,
-            tape_model(self.directory, _reading()),
+            tape_model(self.directory, reading_dtype()),
             self.question.rule,
             sources,
             self.vocabulary,
@@ -195,7 +195,7 @@ class Run:
         }
 
 
-def _reading() -> torch.dtype:
+def reading_dtype() -> torch.dtype:
     """In which tapes are read to train on: bf16 takes half the time where the CPU multiplies in it."""
     return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
 
