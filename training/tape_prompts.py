@@ -17,7 +17,7 @@ from ingest.tokens import Tokeniser
 from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
 from training.batches import Measures, Vocabulary, auxiliary, measure
 from training.prompt_pack import Branch, Pack, pack
-from training.shown import shown
+from training.shown import Reading, shown
 from training.sources import Asked, Drawn
 
 

@@ -175,7 +175,8 @@ def write_adapter(adapter: Adapter, base: str) -> None:
         for name, pair in adapter.matrices.items()
         for which, each in zip("AB", pair, strict=True)
     }
-    metadata = {"format": "pt"} | ({_BASE: adapter.base} if adapter.base else {})
+    # one entry: several are written in any order, and equal adapters are to have equal files
+    metadata = {_BASE: adapter.base} if adapter.base else {"format": "pt"}
     adapter.directory.mkdir(parents=True, exist_ok=True)
     written = {
         ADAPTER_CONFIG: json.dumps(config, indent=1).encode() + b"\n",
