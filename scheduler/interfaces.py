@@ -12,7 +12,10 @@ Eviction = Literal["recompute", "swap", "cost"]
 """How victims are preempted; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
 
 
-AT_LEAST_1 = ("max_batch_tokens", "max_batch_requests", "max_prompt_tokens", "max_new_tokens", "chunk_min")
+AT_LEAST_1 = (
+    "max_batch_tokens", "max_batch_requests", "max_prompt_tokens", "max_new_tokens", "chunk_min",
+    "draft_retry",
+)  # fmt: skip
 """Fields of `Limits` that cannot be 0."""
 
 
@@ -53,6 +56,9 @@ class Limits:
     In a batch with questions it is at most `chunk_min` tokens."""
     max_draft_rows: int = 64
     """Most draft tokens in one batch, shared by all running answers."""
+    draft_give_up: float = 0.1
+    """Acceptance rate of an answer below which it has a draft only every `draft_retry` tokens."""
+    draft_retry: int = 16
     stream_timeout_ns: int = 60_000_000_000
     """An unfinished prompt without input for so long is ended; 0 waits indefinitely."""
 
@@ -69,6 +75,8 @@ class Limits:
             raise ValueError(f"chunk_max {self.chunk_max} is below chunk_min {self.chunk_min}")
         if not 0.0 <= self.stream_share < 1.0:
             raise ValueError(f"stream_share must lie in [0, 1), not {self.stream_share}")
+        if not 0.0 <= self.draft_give_up <= 1.0:
+            raise ValueError(f"draft_give_up must lie in [0, 1], not {self.draft_give_up}")
         for name in ("cell_budget_fraction", "high_water"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")

@@ -18,10 +18,6 @@ HISTORY = 4096
 """Newest tokens of a prompt to index; bounds the memory of a request."""
 FORGET = 0.2
 """Weight of the newest verification in the acceptance rate."""
-GIVE_UP = 0.1
-"""Acceptance rate below which one draft is tried every `RETRY` tokens only."""
-RETRY = 16
-"""See `GIVE_UP`."""
 
 
 class NgramProposer:
@@ -99,8 +95,7 @@ class Speculation:
         if request.spec.grammar is not None:  # what may follow a draft is known only after it
             return []
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
-        acceptance = 1.0 if proposer is None else proposer.acceptance
-        cap = draft_cap(limits.max_drafts, limits.max_draft_rows, decoders, acceptance, generated)
+        cap = draft_cap(limits, decoders, 1.0 if proposer is None else proposer.acceptance, generated)
         # the last token of an answer needs no drafts after it
         most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
@@ -115,13 +110,13 @@ class Speculation:
         return needed <= max(0, self._memory.free_blocks - self._reserve) and request.allocate(n)
 
 
-def draft_cap(most: int, rows: int, decoders: int, acceptance: float, generated: int) -> int:
-    """Most drafts for one request: `most`, or fewer with many answers on `rows` or a low acceptance rate.
+def draft_cap(limits: Limits, decoders: int, acceptance: float, generated: int) -> int:
+    """Most drafts for one request: `max_drafts`, or fewer with many answers or a low acceptance rate.
 
-    The expected gain falls geometrically along a draft, so its length follows the acceptance rate. At a very
-    low rate one draft is tried every `RETRY` tokens (``generated`` so far), to notice a change.
+    The expected gain falls geometrically along a draft, so its length follows the acceptance rate. Below
+    `draft_give_up` one draft is tried every `draft_retry` tokens (``generated`` so far), to notice a change.
     """
-    share = min(most, rows // max(1, decoders))
-    if acceptance < GIVE_UP:
-        return min(share, 1) if generated % RETRY == 0 else 0
-    return min(share, max(1, round(most * acceptance)))
+    share = min(limits.max_drafts, limits.max_draft_rows // max(1, decoders))
+    if acceptance < limits.draft_give_up:
+        return min(share, 1) if generated % limits.draft_retry == 0 else 0
+    return min(share, max(1, round(limits.max_drafts * acceptance)))

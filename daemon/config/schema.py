@@ -280,6 +280,22 @@ class SchedulerConfig(Table, frozen=True):
     max_drafts: Annotated[
         int, about("most draft tokens of a request verified in one pass; 0 turns speculation off", ge=0)
     ] = 4
+    max_draft_rows: Annotated[
+        int,
+        about("most draft tokens in one pass, shared equally by the running answers", ge=0),
+    ] = 64
+    draft_give_up: Annotated[
+        float,
+        about(
+            "acceptance rate of an answer's drafts below which it has one draft every `draft_retry` tokens; "
+            "0 never gives up",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.1
+    draft_retry: Annotated[
+        int, about("tokens between the drafts of an answer whose acceptance rate is that low", ge=1)
+    ] = 16
     stream_timeout: Annotated[
         Duration, about("idle timeout after which an unfinished prompt is closed; 0s is never")
     ] = Duration(60 * SECOND)

@@ -1,6 +1,7 @@
 """N-gram drafts: their source, their number, and that they change no answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from engine.step import Chunk, SampledToken
 from scheduler.interfaces import Limits
 from scheduler.request import State
-from scheduler.speculation import GIVE_UP, RETRY, NgramProposer, draft_cap
+from scheduler.speculation import NgramProposer, draft_cap
 from tests.kit.scheduler.fakes import FakeExecutor
 from tests.kit.scheduler.harness import Harness
 
@@ -42,15 +43,27 @@ def test_only_the_newest_part_of_a_long_prompt_is_remembered() -> None:
 
 
 def test_the_cap_falls_with_running_answers_and_with_acceptance() -> None:
+    limits = Limits(max_drafts=8, max_draft_rows=64, draft_give_up=0.1, draft_retry=16)
+
     def cap(decoders: int, acceptance: float) -> int:
-        return draft_cap(8, 64, decoders, acceptance, generated=RETRY)
+        return draft_cap(limits, decoders, acceptance, generated=16)
 
     assert [cap(decoders, 1.0) for decoders in (1, 8, 16, 64, 65)] == [8, 8, 4, 1, 0]
-    assert [cap(1, acceptance) for acceptance in (1.0, 0.5, 0.2, GIVE_UP)] == [8, 4, 2, 1]
+    assert [cap(1, acceptance) for acceptance in (1.0, 0.5, 0.2, 0.1)] == [8, 4, 2, 1]
     assert all(cap(n, a) >= cap(n + 1, a) for n in range(1, 80) for a in (0.0, 0.3, 1.0))
-    hopeless = [draft_cap(8, 64, 1, 0.0, generated) for generated in range(2 * RETRY)]
-    assert hopeless == [1, *[0] * (RETRY - 1)] * 2, "one try now and then"
-    assert draft_cap(0, 64, 1, 1.0, 0) == 0
+    assert draft_cap(replace(limits, max_drafts=0), 1, 1.0, 0) == 0
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 40))
+def test_an_answer_gives_up_at_its_rate_and_tries_again_after_so_many_tokens(
+    rate: float, acceptance: float, retry: int
+) -> None:
+    limits = Limits(max_drafts=8, draft_give_up=rate, draft_retry=retry)
+    caps = [draft_cap(limits, 1, acceptance, generated) for generated in range(2 * retry)]
+    if acceptance < rate:
+        assert caps == [1, *[0] * (retry - 1)] * 2, "one try now and then"
+    else:
+        assert all(caps)
 
 
 class Parrot(FakeExecutor):

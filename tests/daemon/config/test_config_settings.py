@@ -392,6 +392,9 @@ MORE = f'[[sources]]\nname = "b"\n{ZEROMQ}'
         ('[scheduler]\neviction = "drop"', "scheduler.eviction", ""),
         ('[scheduler]\neviction = "swap"\n[pool]\nhost_blocks = 0', "scheduler.eviction", "pool.host_blocks"),
         ("[scheduler]\nmax_drafts = -1", "scheduler.max_drafts", ""),
+        ("[scheduler]\nmax_draft_rows = -1", "scheduler.max_draft_rows", ""),
+        ("[scheduler]\ndraft_give_up = 1.5", "scheduler.draft_give_up", ""),
+        ("[scheduler]\ndraft_retry = 0", "scheduler.draft_retry", ""),
         ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests", ""),
         ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout", ""),
         ("[query]\nmax_prompts = 8", "query.max_prompts_each", ""),
@@ -485,6 +488,9 @@ def test_the_scheduler_takes_its_limits_from_the_configuration(tmp_path):
     [scheduler]
     eviction = "recompute"
     max_drafts = 2
+    max_draft_rows = 3
+    draft_give_up = 0.25
+    draft_retry = 9
     stream_timeout = "5s"
     max_batch_tokens = 300
     max_batch_requests = 7
@@ -505,6 +511,9 @@ def test_the_scheduler_takes_its_limits_from_the_configuration(tmp_path):
         14,
         "recompute",
         max_drafts=2,
+        max_draft_rows=3,
+        draft_give_up=0.25,
+        draft_retry=9,
         stream_timeout_ns=5 * 10**9,
     )
 
