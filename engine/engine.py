@@ -172,7 +172,7 @@ class Engine:
         for chunk in batch:
             end += len(chunk.tokens)
             keep += range(end - chunk.sampled_rows, end)
-            choices += [chunk.choices] * chunk.sampled_rows
+            choices += chunk.row_choices
             sampling += [chunk.sampling and chunk.sampling.later(i) for i in range(chunk.sampled_rows)]
             tops += [chunk.top_logprobs] * chunk.sampled_rows
         if not keep:

@@ -47,8 +47,12 @@ class Chunk:
     """How many of the last `tokens` are drafts, to be verified in the same pass."""
     top_logprobs: int | None = None
     """Give the token's log probability, and that many of the likeliest tokens with theirs; None: neither."""
+    draft_choices: tuple[tuple[int, ...] | None, ...] = ()
+    """Token ids to choose from after each of the drafts; empty: `choices` after each."""
 
     def __post_init__(self) -> None:
+        if len(self.draft_choices) not in (0, self.drafts):
+            raise ValueError(f"{self.drafts} drafts have {len(self.draft_choices)} sets of choices")
         if self.sample and not 0 <= self.drafts < len(self.tokens):
             raise ValueError(f"{self.drafts} drafts need a token before them, got {len(self.tokens)} tokens")
 
@@ -56,6 +60,12 @@ class Chunk:
     def sampled_rows(self) -> int:
         """How many of its last rows sample a token."""
         return self.drafts + 1 if self.sample else 0
+
+    @property
+    def row_choices(self) -> list[tuple[int, ...] | None]:
+        """The choices of each row that samples a token."""
+        after = self.draft_choices or (self.choices,) * self.drafts
+        return [self.choices, *after] if self.sample else []
 
 
 @dataclass(frozen=True, slots=True)

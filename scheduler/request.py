@@ -87,6 +87,8 @@ class RequestSpec:
     """Token ids to choose the answer from; such a request ends after one token."""
     grammar: Callable[[Sequence[int], int], tuple[int, ...]] | None = None
     """Token ids that may follow the generated ones, given how many more fit; None: any."""
+    forced: Callable[[Sequence[int]], int | None] | None = None
+    """The likely next token where `grammar` leaves one text only, for drafts."""
     temperature: float = 0.0
     """0 takes the best token. Above 0 tokens are drawn, always the same ones for a prompt (equation 20)."""
     top_p: float = 1.0
@@ -369,16 +371,24 @@ class Request:
         tokens = self.next_tokens(n)
         if drafts:
             tokens = [*tokens, *drafts]
+        after = range(1, len(drafts) + 1) if self.spec.grammar else ()
         return Chunk(
-            self.reader, tokens, sample, self._choices, self.sampling, len(drafts), self.spec.top_logprobs
+            self.reader,
+            tokens,
+            sample,
+            self.choices_after(),
+            self.sampling,
+            len(drafts),
+            self.spec.top_logprobs,
+            tuple(self.choices_after(drafts[:n]) for n in after),
         )
 
-    @property
-    def _choices(self) -> tuple[int, ...] | None:
-        """The token ids that its next token is chosen from."""
+    def choices_after(self, drafts: Sequence[int] = ()) -> tuple[int, ...] | None:
+        """The token ids that the token after its output and ``drafts`` is chosen from; None: any."""
         if self.spec.grammar is None:
             return self.spec.choices
-        return self.spec.grammar(self.output, self.spec.max_tokens - len(self.output))
+        known = [*self.output, *drafts]
+        return self.spec.grammar(known, self.spec.max_tokens - len(known))
 
     def next_tokens(self, n: int) -> Sequence[int]:
         """The next ``n`` known tokens to compute."""

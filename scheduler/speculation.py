@@ -1,7 +1,8 @@
 """N-gram speculation: answers often repeat earlier text (*Attention Once* section 3.7).
 
 The drafts are the tokens that followed an earlier occurrence of the last tokens. The pass that computes the
-next token verifies them, in rows of their own. Drafts use only tokens that the plan left and free blocks
+next token verifies them, in rows of their own. Under a grammar a draft ends where the grammar refuses it, and
+goes on where the grammar forces what follows. Drafts use only tokens that the plan left and free blocks
 above the high-water mark: a draft never preempts a request or shrinks a prompt's chunk.
 """
 
@@ -92,8 +93,6 @@ class Speculation:
         self._proposers.pop(request.id, None)
 
     def _propose(self, request: Request, left: int, decoders: int) -> list[int]:
-        if request.spec.grammar is not None:  # what may follow a draft is known only after it
-            return []
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
         cap = draft_cap(limits, decoders, 1.0 if proposer is None else proposer.acceptance, generated)
         # the last token of an answer needs no drafts after it
@@ -103,11 +102,31 @@ class Speculation:
         if proposer is None:
             proposer = self._proposers[request.id] = NgramProposer(request.prompt)
         proposer.extend(request.output[len(proposer) - len(request.prompt) :])
-        return proposer.propose(most)
+        return permitted(request, proposer.propose(most), most)
 
     def _allocate(self, request: Request, n: int) -> bool:
         needed = request.blocks_needed(n, self._memory.block_size)
         return needed <= max(0, self._memory.free_blocks - self._reserve) and request.allocate(n)
+
+
+def permitted(request: Request, guesses: Sequence[int], most: int) -> list[int]:
+    """``guesses`` up to the first that cannot follow, then text that its grammar forces; at most ``most``.
+
+    No draft is a stop token: the row before it samples the end of the answer anyway.
+    """
+    spec, drafts = request.spec, list[int]()
+    while len(drafts) < most:
+        token = guesses[len(drafts)] if len(drafts) < len(guesses) else None
+        if spec.grammar is not None:
+            allowed = request.choices_after(drafts) or ()
+            if token not in allowed:
+                guesses = ()
+                forced = spec.forced and spec.forced([*request.output, *drafts])
+                token = allowed[0] if len(allowed) == 1 else forced
+        if token is None or token in spec.stop_ids:
+            break
+        drafts.append(token)
+    return drafts
 
 
 def draft_cap(limits: Limits, decoders: int, acceptance: float, generated: int) -> int:

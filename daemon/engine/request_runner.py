@@ -234,6 +234,7 @@ class RequestRunner:
                 stop_ids=prompt.stop_ids,
                 choices=prompt.choice_tokens,
                 grammar=grammar.allowed if grammar else prompt.grammar,
+                forced=grammar.forced if grammar else None,
                 temperature=asked.temperature,
                 top_p=asked.top_p,
                 top_k=asked.top_k,

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import msgspec
@@ -223,6 +223,7 @@ class TextGrammar:
         self._stop_ids = tuple(sorted(stop_ids))
         self._ends = stop_ids
         self._after = lru_cache(maxsize=64)(self._find)
+        self._forced = lru_cache(maxsize=64)(self._longest)
         self._known: list[int] = []  # the answer so far, and the places after each token
         self._states: list[Places] = [self._settled(frozenset({(0, b"")}))]
         needed = frozenset().union(*(part.bytes for part in self._parts))
@@ -235,6 +236,10 @@ class TextGrammar:
         ends = self._stop_ids if (len(self._parts), b"") in at else ()
         return (*self._after(at), *ends)
 
+    def forced(self, output: Sequence[int]) -> int | None:
+        """The longest token that may follow ``output`` where all that may begin one text; else None."""
+        return self._forced(self._at(output))
+
     def complete(self, output: Sequence[int]) -> bool:
         """Whether ``output`` is whole and nothing may follow."""
         at = self._at(output)
@@ -242,8 +247,10 @@ class TextGrammar:
 
     def _at(self, output: Sequence[int]) -> Places:
         states, known = self._states, self._known
-        if list(output[: len(known)]) != known:
-            del states[1:], known[:]
+        if list(output[: len(known)]) != known:  # drafts were rejected
+            common = takewhile(lambda pair: pair[0] == pair[1], zip(known, output, strict=False))
+            kept = sum(1 for _ in common)
+            del states[kept + 1 :], known[kept:]
         for token in output[len(known) :]:
             states.append(self._after(states[-1]).get(token, frozenset()))
             known.append(token)
@@ -253,6 +260,14 @@ class TextGrammar:
         found = self._vocabulary.allowed(at, self._step)
         # an end token may have a text: it still ends the answer wherever it comes
         return {token: places for token, places in found.items() if token not in self._ends}
+
+    def _longest(self, at: Places) -> int | None:
+        written = self._vocabulary.bytes_of
+        after = self._after(at)
+        if not after or (len(self._parts), b"") in at:
+            return None
+        longest = max(after, key=lambda token: len(written[token]))
+        return longest if all(written[longest].startswith(written[token]) for token in after) else None
 
     def _step(self, at: Places, byte: int) -> Places | None:
         went = [

@@ -20,6 +20,7 @@ class Vocabulary:
 
     def __init__(self, tokens: Mapping[int, bytes]) -> None:
         listed = sorted((written, token) for token, written in tokens.items() if written)
+        self.bytes_of = tokens
         self._written = [written for written, _ in listed]
         self._tokens = [token for _, token in listed]
         self.single_bytes = frozenset(written[0] for written in self._written if len(written) == 1)

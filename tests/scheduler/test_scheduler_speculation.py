@@ -1,7 +1,11 @@
 """N-gram drafts: their source, their number, and that they change no answer."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import contains
+from types import MappingProxyType
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,11 +90,14 @@ class Parrot(FakeExecutor):
 
 
 def run(
-    prompts: Sequence[Sequence[int]], executor: FakeExecutor, **limits: int
+    prompts: Sequence[Sequence[int]],
+    executor: FakeExecutor,
+    spec: Mapping[str, Any] = MappingProxyType({}),
+    **limits: int,
 ) -> tuple[Harness, list[list[int]]]:
     made = Limits(max_batch_tokens=64, chunk_min=3, chunk_max=8, max_new_tokens=64, **limits)
     h = Harness(limits=made, executor=executor)
-    asked = [h.ask(prompt, max_tokens=23) for prompt in prompts]
+    asked = [h.ask(prompt, max_tokens=23, **spec) for prompt in prompts]
     h.run()
     assert all(request.state is State.FINISHED for request in asked)
     assert h.memory.free_blocks == h.memory.total_blocks
@@ -122,3 +129,52 @@ def test_drafts_end_with_the_answer() -> None:
     assert decodes + h.done[0].drafts.accepted == 22, "one verified behind the end would be one too many"
     assert h.done[0].drafts.verified > 0
     assert 0 < h.done[0].drafts.accepted <= h.done[0].drafts.verified
+
+
+def among(width: int) -> Callable[[Sequence[int], int], tuple[int, ...]]:
+    """A grammar that permits 1 to ``width`` tokens, whichever the answer so far and its length say."""
+
+    def allowed(output: Sequence[int], left: int) -> tuple[int, ...]:
+        rng = random.Random(repr((output[-2:], left)))
+        return tuple(rng.sample(range(4), rng.randint(1, width)))
+
+    return allowed
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(FEW.filter(bool), min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 3),
+    st.sampled_from([frozenset[int](), frozenset({2})]), st.booleans(),
+)  # fmt: skip
+def test_answers_under_a_grammar_are_token_for_token_those_without_drafts(
+    prompts: list[list[int]], most: int, width: int, stops: frozenset[int], forced: bool
+) -> None:
+    """Each row is chosen among what the grammar permits there; what it is said to force may be wrong."""
+    spec = {"grammar": among(width), "stop_ids": stops, "forced": len if forced else None}
+    _, expected = run(prompts, FakeExecutor(), spec, max_drafts=0)
+    h, found = run(prompts, FakeExecutor(), spec, max_drafts=most)
+    assert found == expected
+    for batch in h.executor.batches:
+        for chunk in batch:
+            drafts = chunk.tokens[len(chunk.tokens) - chunk.drafts :]
+            if not forced:
+                assert all(map(contains, chunk.row_choices, drafts))
+            assert stops.isdisjoint(drafts)
+
+
+def test_where_one_token_is_permitted_it_is_a_draft_that_is_accepted() -> None:
+    """Of 23 tokens the first comes with the prompt; then five a pass."""
+    spec = {"grammar": lambda output, left: (left % 4,)}
+    h, (answer,) = run([[3, 1, 4]], FakeExecutor(), spec, max_drafts=4)
+    assert answer == [left % 4 for left in range(23, 0, -1)]
+    assert len(h.executor.batches) == 1 + -(-22 // 5)
+    assert h.done[0].drafts.accepted == h.done[0].drafts.verified
+
+
+def test_a_text_that_must_follow_is_drafted_and_a_wrong_guess_costs_no_answer() -> None:
+    spec: dict[str, Any] = {"grammar": lambda output, left: (0, 1, 2)}
+    _, (expected,) = run([[3, 1, 4]], FakeExecutor(), spec, max_drafts=0)
+    spec["forced"] = lambda output: expected[len(output)] if len(output) % 7 else 3
+    h, (answer,) = run([[3, 1, 4]], FakeExecutor(), spec, max_drafts=4)
+    assert answer == expected
+    assert 0 < h.done[0].drafts.accepted < h.done[0].drafts.verified

@@ -212,6 +212,16 @@ def test_what_was_computed_of_a_prompt_is_told_when_it_is_given_up(rig: Rig, out
     assert (failed.code, failed.tokens) == ("cancelled", 7)
 
 
+def test_text_that_a_schema_forces_is_there_to_be_drafted(rig: Rig) -> None:
+    rig.ask(Generate(id=1, text="Up?", schema={"type": "object", "properties": {"up": {"const": True}}}))
+    spec = rig.requests[0].spec
+    assert spec.forced is not None
+    written: list[int] = []
+    while (token := spec.forced(written)) is not None:
+        written.append(token)
+    assert FORMAT.text(written) == '{"up": true}'
+
+
 def test_a_json_that_is_cut_short_is_told_as_such(rig: Rig) -> None:
     """At any length, also at the one that ends all answers of a model."""
     rig.ask(Generate(id=1, text="Up?", schema={"enum": ["UP"]}))

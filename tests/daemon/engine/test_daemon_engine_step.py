@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.model.canary import dense_logits
+from engine.model.constrained import Part, TextGrammar, choice_parts, schema_parts
 from engine.model.loaded import LoadedModel
+from engine.model.vocabulary import Vocabulary
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
@@ -27,6 +29,7 @@ from tests.kit import tolerance
 RNG = random.Random(11)
 SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]
 BLOCK = 4
+WRITTEN = [bytes([byte]) for byte in b'abc{}": ,-.0123456789'] + [b'{"', b'a"', b'": ', b"ab", b"bca", b', "']
 
 
 @cache
@@ -264,13 +267,35 @@ def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
     assert 0 < accepted < sum(request.drafts.verified for request in tried)
 
 
+PIECES = Vocabulary({3 + n: piece for n, piece in enumerate(WRITTEN)})
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=4, unique=True),
+    st.integers(1, 5), st.sampled_from([0.0, 0.9]), st.booleans(),
+)  # fmt: skip
+def test_text_under_a_grammar_is_the_same_with_drafts(
+    texts: list[str], drafts: int, temperature: float, of_numbers: bool
+) -> None:
+    """Choices, or JSON of choices and numbers: token for token, each chosen among as many."""
+    fields = {"a": {"enum": texts}, "b": {"type": "number"} if of_numbers else {"const": texts[0] * 3}}
+    parts = schema_parts({"type": "object", "properties": fields}) if of_numbers else choice_parts(texts)
+    plain, drafted = (served(most, temperature, parts) for most in (0, drafts))
+    assert [request.output for request in drafted] == [request.output for request in plain]
+    for right, row in zip_rows(drafted, plain):
+        assert len(right.logits) == len(row.logits)
+    if of_numbers:
+        assert sum(request.drafts.verified for request in drafted)
+
+
 def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken, SampledToken]]:
     for one, other in zip(a, b, strict=True):
         yield from zip(one.samples, other.samples, strict=True)
 
 
-def served(drafts: int, temperature: float) -> list[Request]:
-    """Prompts that repeat themselves, with answers long enough to do so too."""
+def served(drafts: int, temperature: float, parts: Sequence[Part] = ()) -> list[Request]:
+    """Prompts that repeat themselves, with answers long enough to do so too, or of ``parts``."""
     engine = engine_of(120)
     ticks = count()
     limits = Limits(
@@ -279,9 +304,13 @@ def served(drafts: int, temperature: float) -> list[Request]:
     scheduler = Scheduler(engine, engine.pool, limits, lambda: next(ticks))
     how = {"open_prompt": engine.open_prompt, "temperature": temperature}
     prompts = [[*SOURCE[at : at + 6]] * 3 for at in (0, 10, 20)]
-    requests = [
-        Request(RequestSpec(PriorityClass.POOL, "", prompt, 40, lambda _: None, **how)) for prompt in prompts
-    ]
+    requests = []
+    for prompt in prompts:
+        own = how
+        if parts:  # one for each answer, as the daemon makes them
+            grammar = TextGrammar(parts, PIECES, frozenset({2}))
+            own = how | {"grammar": grammar.allowed, "forced": grammar.forced, "stop_ids": frozenset({2})}
+        requests.append(Request(RequestSpec(PriorityClass.POOL, "", prompt, 40, lambda _: None, **own)))
     for request in requests:
         scheduler.submit(request)
     while scheduler.step():

@@ -190,6 +190,34 @@ def test_a_number_alone_ends_by_itself(seed: int) -> None:
     assert re.fullmatch(r"-?(0|[1-9]\d{0,8})(\.\d{1,9})?", text), text
 
 
+GRAMMARS = st.sampled_from(
+    [
+        choice_parts(["up", "upwards", "down"]),
+        choice_parts(["up and away"]),
+        schema_parts({"type": "object", "properties": {"trend": {"enum": ["UP", "DOWN"]}}}),
+        schema_parts({"type": "object", "properties": {"a": {"type": "number"}, "b": {"const": "É"}}}),
+    ]
+)
+
+
+@given(GRAMMARS, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=1, max_size=9))
+def test_a_grammar_that_is_asked_about_drafts_answers_as_if_it_had_not_been(parts, asked) -> None:
+    """Walks of random permitted tokens, each cut anywhere, as drafts are. What is forced: by the bytes."""
+    grammar = TextGrammar(parts, VOCABULARY, frozenset({END}))
+    for seed, cut in asked:
+        fresh, rng, output = TextGrammar(parts, VOCABULARY, frozenset({END})), random.Random(seed % 3), []
+        while len(output) < cut and not fresh.complete(output):
+            output.append(rng.choice(fresh.allowed(output, 99)))
+            if output[-1] == END:
+                output.pop()
+                break
+        allowed = fresh.allowed(output, 99)
+        assert grammar.allowed(output, 99) == allowed
+        texts = sorted((BYTES.get(token, b""), token) for token in allowed)
+        chain = END not in allowed and all(texts[-1][0].startswith(text) for text, _ in texts)
+        assert grammar.forced(output) == (texts[-1][1] if chain else None)
+
+
 def test_a_choice_may_begin_another() -> None:
     grammar = TextGrammar(choice_parts(["up", "upwards", "down"]), VOCABULARY, frozenset({END}))
     assert {written_by(grammar, seed) for seed in range(60)} == {"up", "upwards", "down"}

@@ -30,7 +30,7 @@ def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Samp
         return int.from_bytes(digest, "big") / 2**40
 
     ranked = sorted(choices or range(VOCABULARY), key=logit, reverse=True)
-    return SampledToken(ranked[0], logit(ranked[0]), logit(ranked[1]))
+    return SampledToken(ranked[0], logit(ranked[0]), logit(ranked[min(1, len(ranked) - 1)]))
 
 
 def one_by_one(
@@ -362,8 +362,8 @@ class FakeExecutor:
         """The model's own rows over the drafts, up to the first that is wrong."""
         rows: list[SampledToken] = []
         known = len(visible) - chunk.drafts
-        for draft in (*visible[known:], None):
-            rows.append(model(visible[: known + len(rows)], chunk.choices))
+        for draft, choices in zip((*visible[known:], None), chunk.row_choices, strict=True):
+            rows.append(model(visible[: known + len(rows)], choices))
             if rows[-1].token != draft:
                 break
         return replace(rows[-1], accepted=tuple(rows[:-1]))
