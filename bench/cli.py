@@ -39,6 +39,9 @@ _OWN = {
             callback=lambda _, __, model: _MODELS[model],
         ),
     ),
+    "scheduler": (
+        _option(["--model"], type=_FOLDER, help="A released Llama's directory: of the part drafts, too."),
+    ),
     "gpu": (
         _option(["--device"], default="cuda", help="Device to measure on."),
         _option(["--profiles"], type=click.Path(path_type=Path), help="Directory for the cost curves."),
@@ -71,7 +74,7 @@ def _run(
         if json_file is not None:
             raise click.UsageError("--docs saves to its own file: give either --json or --docs")
         json_file = docs / "measurements" / f"{suite}.json"
-    if options.get("model") is not None:
+    if suite == "peers" and options.get("model") is not None:
         parts = parts or ("released",)
     settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`

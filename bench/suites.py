@@ -43,6 +43,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "predicted": ("bench.scheduler.predicted:measure", "Plans beside the daemon they are for"),
         "preemption": ("bench.scheduler.preemption:measure", "Swapping or recomputing, by length"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
+        "drafts": ("bench.scheduler.drafts:measure", "Drafts on free text and under a grammar"),
         "spill": ("bench.scheduler.spill:measure", "Questions while a session goes to disk"),
     },
     "peers": {

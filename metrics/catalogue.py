@@ -760,6 +760,11 @@ METRICS: tuple[Metric, ...] = (
         **{"class": CLASSES, "outcome": DRAFTS},
     ),
     _counter(
+        "foretick_decode_passes_total",
+        "Passes of answers after their first token, by class. Each accepted draft token saved one more.",
+        **{"class": CLASSES},
+    ),
+    _counter(
         "foretick_reused_tokens_total",
         "Tokens read from existing KV: a session's window, the prefix cache, a prompt with the same prefix.",
         **{"class": CLASSES},

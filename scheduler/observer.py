@@ -27,8 +27,8 @@ class Observer:
     def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         """A request left the pool for other work: PREEMPTED_SWAP or PREEMPTED_RECOMPUTE."""
 
-    def speculated(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
-        """``drafted`` tokens of a request of this class were verified; ``accepted`` of them were right."""
+    def decoded(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
+        """A pass gave a running answer of this class its next token, and ``accepted`` ones of ``drafted``."""
 
     def ended(self, request: Request) -> None:
         """A request reached a final state; it has its whole history."""

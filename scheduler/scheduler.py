@@ -422,11 +422,12 @@ class Scheduler:
 
     def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:
         """Apply the results of a request's chunk; the executor has advanced its reader, over drafts, too."""
-        if drafted and sampled is not None:
+        if request.output and sampled is not None:
             accepted = len(sampled.accepted)
-            request.verify(drafted, accepted)
-            self._speculation.verified(request, drafted, accepted)
-            self._observer.speculated(request.cls, drafted, accepted)
+            if drafted:
+                request.verify(drafted, accepted)
+                self._speculation.verified(request, drafted, accepted)
+            self._observer.decoded(request.cls, drafted, accepted)
         if request.remaining or not request.complete:
             return
         if request.events[-1][0] is LifecycleEvent.SCHEDULED:

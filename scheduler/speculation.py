@@ -17,7 +17,7 @@ LENGTHS = (3, 2)
 """Lengths of the n-grams to look up, the longer first."""
 HISTORY = 4096
 """Newest tokens of a prompt to index; bounds the memory of a request."""
-FORGET = 0.2
+FORGET = 0.1
 """Weight of the newest verification in the acceptance rate."""
 
 

@@ -32,6 +32,9 @@ class EngineObserver(Observer):
     def __init__(self, store: MetricStore, *pools: KVPool) -> None:
         self._store, self._pools = store, pools
         self._names = {cls: cls.name.lower() for cls in PriorityClass}
+        self._decoded = {
+            cls: store.counter("foretick_decode_passes_total", cls=name) for cls, name in self._names.items()
+        }
         self._drafts = {
             (cls, each): store.counter("foretick_draft_tokens_total", cls=name, outcome=each)
             for cls, name in self._names.items()
@@ -59,10 +62,12 @@ class EngineObserver(Observer):
         cls, by_class = self._names[request.cls], self._names[by.cls]
         self._store.inc("foretick_preemptions_total", cls=cls, by_class=by_class)
 
-    def speculated(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
-        """Draft tokens were verified."""
-        self._drafts[cls, "accepted"].inc(accepted)
-        self._drafts[cls, "rejected"].inc(drafted - accepted)
+    def decoded(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
+        """An answer had a token from a pass, and draft tokens were verified."""
+        self._decoded[cls].inc(1)
+        if drafted:
+            self._drafts[cls, "accepted"].inc(accepted)
+            self._drafts[cls, "rejected"].inc(drafted - accepted)
 
     def ended(self, request: Request) -> None:
         """Count a request's whole history. One refused after the end has none; its thread may be another."""

@@ -27,6 +27,7 @@ def _waiting() -> list[object]:
 def _reused() -> list[object]:
     drafts = per_second("foretick_draft_tokens_total", "class")
     right = per_second("foretick_draft_tokens_total", "class", outcome="accepted")
+    passes = per_second("foretick_decode_passes_total", "class")
     reused = per_second("foretick_reused_tokens_total", "class")
     computed = per_second("foretick_batch_tokens_total", "class")
     preempted = per_second("foretick_preemptions_total", "class", "by_class"), "{{class}} for {{by_class}}"
@@ -35,6 +36,7 @@ def _reused() -> list[object]:
         series("Preemptions a second", "short", preempted),
         rates("Tokens of lost KV, a second", "foretick_lost_tokens_total", "kind"),
         series("Share of draft tokens accepted", "percentunit", (f"{right} / {drafts}", "{{class}}")),
+        series("Tokens a pass of an answer", "short", (f"1 + {right} / {passes}", "{{class}}")),
         series("Share of tokens reused", "percentunit", share),
     ]
 

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from bench.cli import bench
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import paper, simulated
+from bench.scheduler import drafts, paper, simulated
 from bench.scheduler.cost import CostWorld
 from bench.scheduler.prefix import ALIKE, PAPER, POLICIES, PrefixCase, inputs, slower
 from bench.scheduler.replay import profile, replay
 from bench.suites import SUITES
+from engine.engine import Engine
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
 from lab.simulation.inputs import Input
@@ -22,6 +23,7 @@ from lab.simulation.published import PROGRAM
 from lab.simulation.run import NEVER, Setup, paper_limits
 from lab.simulation.tokens import Segments
 from scheduler.costs import load
+from scheduler.interfaces import Limits
 from scheduler.policies import NAMES
 
 
@@ -37,6 +39,24 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     )
     assert any(f.ours for f in _named(parts["simulated"], "victims swapped"))
     assert any(f.ours for f in _named(parts["prefix"], "klpm reused") if "engine" in f.table)
+
+
+def test_recorded_answers_are_drafted_as_the_engine_drafts_them() -> None:
+    """One answer at a time, of each kind."""
+    loaded = load_model(embedded_directory(), dtype="float32", device="cpu")
+    limits = Limits(max_batch_tokens=4096, chunk_max=4096, cell_budget_fraction=1.0, max_drafts=3)
+    for case in drafts.cases(loaded, 24, 2):
+        engine = Engine(loaded, blocks=200, eager=True)
+        found, answers = [], []
+        for which in (slice(0, 1), slice(1, 2)):
+            (plain,) = drafts.answered(
+                engine, engine.pool, case.requests(engine.open_prompt, which), replace(limits, max_drafts=0)
+            )
+            answers.append(plain.output)
+            found += drafts.answered(engine, engine.pool, case.requests(engine.open_prompt, which), limits)
+        assert [request.output for request in found] == answers
+        assert drafts.replayed(case, answers, limits, 1) == drafts.counted(found)
+        assert not case.parts or drafts.counted(found).accepted
 
 
 def _named(figures: list[Figure], name: str) -> list[Figure]:

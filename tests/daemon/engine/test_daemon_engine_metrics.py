@@ -52,9 +52,9 @@ class Witness(EngineObserver):
         self.requests.append(request)
         super().ended(request)
 
-    def speculated(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
+    def decoded(self, cls: PriorityClass, drafted: int, accepted: int) -> None:
         self.drafts.update(accepted=accepted, rejected=drafted - accepted)
-        super().speculated(cls, drafted, accepted)
+        super().decoded(cls, drafted, accepted)
 
     def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         kind = how.value.removeprefix("PREEMPTED_").lower()
@@ -138,6 +138,10 @@ def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
     for outcome, tokens in witness.drafts.items():
         found = sum(store.value("foretick_draft_tokens_total", cls=cls, outcome=outcome) for cls in CLASSES)
         assert found == tokens
+    for cls in CLASSES:
+        after_first = sum(len(r.output[1:]) for r in witness.requests if r.cls.name.lower() == cls)
+        saved = store.value("foretick_draft_tokens_total", cls=cls, outcome="accepted")
+        assert store.value("foretick_decode_passes_total", cls=cls) == after_first - saved
 
 
 def test_the_loads_give_nearly_every_reason_and_the_catalogue_lists_them() -> None:
