@@ -20,7 +20,7 @@ from daemon.config.schema import (
 from daemon.config.standing import questions_of
 from daemon.engine.assembly import ready_tokens
 from daemon.engine.build import Built, build, register, text_of
-from daemon.engine.prefixes import EnginePrefixes
+from daemon.engine.prefixes import EnginePrefixes, Explanation
 from feeds.connector import SettingError
 from feeds.decimals import from_units
 from flash.question import PAPER_SIX, Question
@@ -146,7 +146,7 @@ def test_numbered_questions_must_leave_room_for_the_longest_header(built: Built)
     prompt = built.prompt
     header = Anchor(0, 10**7, 10**9).header
     prefixes = EnginePrefixes(prompt, partial(text_of, prompt), numbers=True)
-    prefixes.add(session("a"), header, ())
+    prefixes.add(session("a"), header, (), Explanation())
     questions = [Question(q.name, q.text, q.choices) for q in PAPER_SIX[:2]]
     shown = len(prompt.frozen(header, [text_of(prompt, q) for q in questions]))
     widest = len(prompt.encode(WIDEST.header)) - len(prompt.encode(header))

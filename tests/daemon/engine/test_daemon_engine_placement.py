@@ -9,7 +9,7 @@ import torch
 
 from daemon.config.schema import Config, FlashConfig, SessionConfig
 from daemon.engine.build import prefixes_of
-from daemon.engine.prefixes import EnginePrefixes
+from daemon.engine.prefixes import EnginePrefixes, Explanation
 from engine.divergence import Divergence, probe
 from engine.engine import Engine
 from engine.model.canary import dense_logits
@@ -73,7 +73,7 @@ class World:
         self.registry = Registry(prepare)
         self.prefixes = EnginePrefixes(FORMAT, lambda q: q.text, numbers=numbers)
         for name in names:
-            self.prefixes.add(SessionConfig(name, f"V:{name}"), None, questions)
+            self.prefixes.add(SessionConfig(name, f"V:{name}"), None, questions, Explanation())
         self.tapes = [
             self.engine.open_tape(name, self.prefixes.newest(name), Retention(300)) for name in names
         ]

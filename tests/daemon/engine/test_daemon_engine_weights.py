@@ -10,10 +10,10 @@ from daemon.cli.main import main
 from daemon.config.schema import UNTRAINED, ModelConfig
 from daemon.engine.build import build, load_checked
 from daemon.engine.memory_budget import shown_bytes
-from engine.model.embedded import build_tokenizer, embedded_directory
+from engine.model.embedded import embedded_directory
 from engine.model.loaded import Weights
 from engine.model.terse import TAPE_MODEL
-from tests.engine.oracle import random_weights, tiny_config
+from tests.engine.oracle import random_weights, tiny_config, words
 from tests.kit import inproc_config
 
 FILE = """
@@ -68,7 +68,7 @@ def test_layers_that_read_no_codes_are_refused_in_one_line(tmp_path: Path) -> No
 
 def test_an_architecture_that_is_not_compiled_is_refused(tmp_path: Path) -> None:
     random_weights(tiny_config("gemma2")).save_pretrained(tmp_path / "gemma")
-    build_tokenizer().save_pretrained(tmp_path / "gemma")
+    words().save_pretrained(tmp_path / "gemma")
     code, lines = check(tmp_path, path=tmp_path / "gemma", layers="auto")
     assert code == 2
     (line,) = [each for each in lines if each.startswith("WRONG")]
