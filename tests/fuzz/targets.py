@@ -534,7 +534,7 @@ def _header_of(data: bytes) -> SnapshotHeader:
 
 def _resume(snapshot: Snapshot) -> None:
     pool, tape = _pool(), tape_of(_pool(), Retention(20), frame_limit=30)
-    stored = snapshot_format.DiskCopy(pool, snapshot.path, _identity(), snapshot.seal, 0)
+    stored = snapshot_format.Restoring(pool, snapshot)
     try:
         with contextlib.suppress(ValueError, StoredLost):
             tape.resume(snapshot.header.state, stored)
