@@ -172,7 +172,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def cases(loaded: LoadedModel, tokens: int, prompts: int) -> list[Case]:
-    """Each kind of answer, of at most so many ``tokens``, to so many prompts."""
+    """Each kind of answer: at most ``tokens`` long, to the first ``prompts``."""
     form = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
     made, as_json = list[list[int]](), list[list[int]]()
     for seed, asked in enumerate(_ASKED[:prompts]):
@@ -199,20 +199,20 @@ def of_case(run: SuiteRun, name: str, loaded: LoadedModel, case: Case) -> Iterat
     base: Setting = {"model": name, "text": case.kind}
     for changes in _VARIED:
         limits = replace(_DEFAULTS, **changes)
-        for at_once in (1, len(answers)):
-            found = replayed(case, answers, limits, at_once)
-            setting = base | {"at once": at_once} | {key: str(value) for key, value in changes.items()}
+        for together in (1, len(answers)):
+            found = replayed(case, answers, limits, together)
+            setting = base | {"at once": together} | {key: str(value) for key, value in changes.items()}
             share = found.accepted / max(1, found.verified)
             yield Figure("accepted", share, "", "Acceptance", setting, n=found.verified)
             yield Figure("tokens a pass", found.tokens / found.passes, "", "Gain", setting, n=found.tokens)
     yield from timed(run, engine, case, base, answers)
 
 
-def replayed(case: Case, answers: Sequence[Sequence[int]], limits: Limits, at_once: int) -> Counts:
-    """The counts of recorded answers under ``limits``, so many ``at_once``."""
+def replayed(case: Case, answers: Sequence[Sequence[int]], limits: Limits, together: int) -> Counts:
+    """The counts of recorded answers under ``limits``, ``together`` of them in a pass."""
     found = list[Request]()
-    for first in range(0, len(answers), at_once):
-        group = slice(first, first + at_once)
+    for first in range(0, len(answers), together):
+        group = slice(first, first + together)
         executor = Recorded(answers[group])
         found += answered(executor, executor.pool, case.requests(executor.open_prompt, group), limits)
     if [request.output for request in found] != list(answers):

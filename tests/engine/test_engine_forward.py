@@ -154,7 +154,7 @@ def test_drafts_without_a_token_before_them_are_refused(model: LoadedModel) -> N
     fork = Engine(model, blocks=4).open_prompt()
     with pytest.raises(ValueError, match="2 drafts"):
         Chunk(fork, [1, 2], drafts=2)
-    with pytest.raises(ValueError, match="2 drafts have 1 sets"):
+    with pytest.raises(ValueError, match="2 drafts have"):
         Chunk(fork, [1, 2, 3], drafts=2, draft_choices=((1,),))
 
 
