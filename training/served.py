@@ -75,11 +75,11 @@ class Served:
         if prompt.terse is not None and lines not in (None, "compact"):
             raise ModelError("this model reads compact lines only")
         read = lines or prompt.lines
-        if examples and read == "compact":
-            raise ModelError("worked examples are not for compact lines")
         if examples:
-            try:
-                prompt.frozen(turns=example_turns(prompt, examples, "decimal"))
+            if read == "compact":
+                raise ModelError("worked examples are not for compact lines")
+            try:  # the same turns are shown before every tape
+                prompt.frozen(turns=example_turns(prompt, examples, read))
             except ValueError as error:
                 raise ModelError(str(error)) from error
         for rule in asked.rules:

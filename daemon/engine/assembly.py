@@ -154,7 +154,7 @@ def _gauges(built: Built, models: Sequence[ServedModel], store: MetricStore) -> 
 
 
 def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> None:
-    """Have one thread copy the sessions of all models out of their pools and back."""
+    """Have two threads copy the sessions of all models: one out of their pools, one back."""
     copies = CopyThreads(threads.make)
     for built, scheduler in models:
         if built.tiers.residency is not None:
