@@ -71,16 +71,19 @@ async def the_next_turn_of_a_chat_finds_the_answer(on: Clients) -> None:
     constrained = {"extra_body": {"foretick": {"choices": ["qzqz", "xkxk"]}}}
     bound = tolerance.of_embedded_gap()
     said = list(SAID)
-    known: list[list[int]] = []  # every prompt with its answer, as far as it is in KV
+    known: list[list[int]] = []  # every prompt with its answer
     reused = []
     for more in (constrained, {}, {}, constrained):
         prompt = rendered(said)
         found = await chat(on, said, **more)
         (choice,) = found.choices
         assert found.usage.prompt_tokens == len(prompt)
-        expected = max((common(prompt[:-1], each) for each in known), default=0)
-        assert found.usage.prompt_tokens_details.cached_tokens == expected
-        reused.append(expected)
+        # the last token of an answer is in KV only where it was a draft
+        least, most = (
+            max((common(prompt[:-1], each[: len(each) - n]) for each in known), default=0) for n in (1, 0)
+        )
+        assert least <= found.usage.prompt_tokens_details.cached_tokens <= most
+        reused.append(found.usage.prompt_tokens_details.cached_tokens)
         out = generated(found)
         if not more:
             wanted, rows = dense(prompt, 12, END)
@@ -89,13 +92,13 @@ async def the_next_turn_of_a_chat_finds_the_answer(on: Clients) -> None:
                 assert abs(got.logprob - row[token].item()) <= bound
                 best = row.topk(3).values.tolist()
                 assert [each.logprob for each in got.top_logprobs] == pytest.approx(best, abs=bound)
-        known.append(prompt + out[:-1])  # the last token was sampled, not computed
+        known.append(prompt + out)
         said += [
             {"role": "assistant", "content": choice.message.content},
             {"role": "user", "content": f"And after {len(said)} more bars?"},
         ]
-    # the first answer has one token a letter, however it is written: only its last one is computed
-    assert reused[1] == len(rendered(SAID)) + 3
+    # the first answer has one token a letter, however it is written: at most its last one is computed
+    assert reused[1] - len(rendered(SAID)) in (3, 4)
     assert reused == sorted(set(reused))
 
 
