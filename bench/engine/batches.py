@@ -119,11 +119,11 @@ def standing(run: SuiteRun) -> Iterator[Figure]:
 
 
 _PLACED = {6: 1.5, 25: 3.0, 100: 5.0}
-"""Goals for this many terse or numbered questions: a multiple of the time of one."""
+"""Goals for this many questions in the shorter placement, a hundred of them terse: a multiple of the time of one."""
 
 
 def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
-    """Questions of one version in one pass, in both placements, all in turn."""
+    """Questions of one version in one pass, in both placements, all in turn. Goals speak of the shorter one."""
     numbers, bars = run.sized((1, 6, 25, 100), (1, 2, 4)), run.sized(64, 6)
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
     header, window = _window(loaded, prompt, bars)
@@ -148,8 +148,9 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
     for _ in range(run.sized(7, 2)):
         turns()
     times = {case[:2]: ns for case, ns in zip(cases, turns.ns, strict=True)}
+    shorter, most = ("frozen", 25) if prompt.terse is None else ("ephemeral", 100)
     for placement, n, frozen, questions in cases:
-        limit = _PLACED.get(n) if placement == "frozen" or prompt.terse is not None else None
+        limit = _PLACED.get(n) if placement == shorter and n <= most else None
         yield from latency(
             "one version's answers", times[placement, n],
             {"placement": placement, "questions": n, "rows": sum(map(len, questions)), "frozen": len(frozen)},
