@@ -119,11 +119,11 @@ def standing(run: SuiteRun) -> Iterator[Figure]:
 
 
 _PLACED = {6: 1.5, 25: 3.0, 100: 5.0}
-"""Goals for this many questions in the shorter placement, a hundred of them terse: a multiple of the time of one."""
+"""Goals for this many questions in the shorter placement, a hundred being terse: times the time of one."""
 
 
 def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
-    """Questions of one version in one pass, in both placements, all in turn. Goals speak of the shorter one."""
+    """Questions of one version in one pass, in both placements, all in turn. Goals are the shorter one's."""
     numbers, bars = run.sized((1, 6, 25, 100), (1, 2, 4)), run.sized(64, 6)
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
     header, window = _window(loaded, prompt, bars)
