@@ -273,7 +273,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(RUNS), ids="rescale-seed{:03}".format)
 async def test_a_group_that_grows_and_shrinks_loses_nothing(groups: tuple[Groups, Groups], seed: int) -> None:
