@@ -67,34 +67,26 @@ def _product(v: Vectors, lines: int, width: int, *given: Any) -> None:
             v.store(b.load(part), v.at(place, VECTOR_BYTES * j))
 
 
-@action(12)
-def dots(v: Vectors, lines: Any, *given: Any) -> None:
-    """The products of up to `MAX_LINES` lines with 16 keys, read once and in order: columns of ``scores``.
+@action(11)
+def dots(v: Vectors, lines: Any, half: Any, *given: Any) -> None:
+    """The products of up to `MAX_LINES` lines with some of 16 keys, added lane by lane.
 
-    ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart; keys after ``last`` repeat
-    it. ``half``: keys are bfloat16. ``sums``: memory for `LANES` vectors of each line. As much as is read is
-    prefetched from ``ahead`` and ``far`` on. ``given``: as they are unpacked.
+    ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart. ``half``: keys are
+    bfloat16. ``sums``: the first key's, [lines, LANES keys, LANES]. As much as is read is prefetched from
+    ``ahead`` and ``far`` on. ``given``: as they are unpacked.
     """
-    queries, step, keys, key_step, last, half, width, sums, scores, ahead, far = given
-    b = v.builder
     for kind in v.either(half):
-        for count in range(1, MAX_LINES + 1):
-            with b.if_then(b.icmp_signed("==", lines, I64(count))):
-                _lane_products(v, count, kind, queries, step, keys, key_step, last, width, sums, ahead, far)
-    with cgutils.for_range(b, lines, intp=I64) as line:
-        own = v.at(sums, v.times(line.index, LANES * VECTOR_BYTES))
-        total = v.lane_sums([v.load(v.at(own, VECTOR_BYTES * i)) for i in range(LANES)])
-        v.store(total, v.at(scores, v.times(line.index, TILE_BYTES)))
+        for some in range(1, MAX_LINES + 1):
+            with v.builder.if_then(v.builder.icmp_signed("==", lines, I64(some))):
+                _lane_products(v, some, kind, *given)
 
 
-def _lane_products(v: Vectors, count: int, kind: Any, *given: Any) -> None:
-    """Of each line and key, the products of vectors added lane by lane: ``sums`` [lines, LANES, LANES]."""
-    queries, step, keys, key_step, last, width, sums, *soon = given
+def _lane_products(v: Vectors, lines: int, kind: Any, *given: Any) -> None:
+    queries, step, keys, key_step, count, width, sums, *soon = given
     b = v.builder
-    with cgutils.for_range(b, I64(LANES), intp=I64) as key:
-        index = b.select(b.icmp_signed("<", key.index, last), key.index, last)
-        row = v.at(keys, v.times(index, key_step))
-        parts = [cgutils.alloca_once_value(b, v.constant(0)) for _ in range(count)]
+    with cgutils.for_range(b, count, intp=I64) as key:
+        row = v.at(keys, v.times(key.index, key_step))
+        parts = [cgutils.alloca_once_value(b, v.constant(0)) for _ in range(lines)]
         with cgutils.for_range(b, width, intp=I64) as loop:
             for place in soon:
                 v.prefetch(v.at(place, v.times(key.index, key_step), v.times(loop.index, v.size(kind))))
@@ -104,3 +96,13 @@ def _lane_products(v: Vectors, count: int, kind: Any, *given: Any) -> None:
                 b.store(v.multiply_add(query, values, b.load(part)), part)
         for i, part in enumerate(parts):
             v.store(b.load(part), v.at(sums, v.times(key.index, VECTOR_BYTES), LANES * VECTOR_BYTES * i))
+
+
+@action(3)
+def summed(v: Vectors, lines: Any, sums: Any, scores: Any) -> None:
+    """What `dots` left in ``sums`` added up: 16 columns of ``scores``."""
+    b = v.builder
+    with cgutils.for_range(b, lines, intp=I64) as line:
+        own = v.at(sums, v.times(line.index, LANES * VECTOR_BYTES))
+        total = v.lane_sums([v.load(v.at(own, VECTOR_BYTES * i)) for i in range(LANES)])
+        v.store(total, v.at(scores, v.times(line.index, TILE_BYTES)))

@@ -40,12 +40,13 @@ class _Pass:
     plan: TaskPlan
     shape: Shape
     tables: dict[FrameRotation, Floats] = field(default_factory=dict)
-    addresses: tuple[int, int, int] = field(init=False)
-    """Of the plan's tasks, segments and entries."""
+    addresses: tuple[int, int, int, int] = field(init=False)
+    """Of the plan's tasks, segments, entries and extents."""
 
     def __post_init__(self) -> None:
-        tasks, segments, entries = self.plan.tasks, self.plan.segments, self.plan.entries
-        self.addresses = tasks.ctypes.data, segments.ctypes.data, entries.ctypes.data
+        made = self.plan
+        tasks, segments, entries = (each.ctypes.data for each in (made.tasks, made.segments, made.entries))
+        self.addresses = tasks, segments, entries, made.extents.ctypes.data
 
     def table(self, rotation: FrameRotation) -> Floats:
         """Cosines and sines for every shift, computed once per pass; nothing reads those of no shift."""
@@ -111,7 +112,7 @@ class CpuKernelAttention:
         shape = Shape(kv_heads, q_heads // kv_heads, key_dim, value_dim)
         laid = self._pass(call, shape)
         plan, table = laid.plan, laid.table(call.rotation)
-        tasks, segments, entries = laid.addresses
+        tasks, segments, entries, extents = laid.addresses
         lines = plan.block_rows * shape.groups
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
         factor, cap = call.scale * _LOG2_E, 0.0
@@ -135,6 +136,7 @@ class CpuKernelAttention:
             len(plan.tasks),
             segments,
             entries,
+            extents,
             table.ctypes.data,
             0,
             FLOAT * _rounded(state_floats(lines, value_dim)),

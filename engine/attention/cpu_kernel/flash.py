@@ -1,10 +1,10 @@
 """Flash attention over extents in place: the compiled half. A worker runs tasks until none is left.
 
-A *line* is one row of the batch under one query head. All lines that share a KV head and read a run of slots
-meet its keys tile by tile: a tile of 64 keys is transposed once for all of them, and six lines at a time
-multiply it in registers. The state of a line (output, sum and maximum of the online softmax) stays in the
-task's memory from run to run, so nothing is gathered or merged. Each line is computed by itself: what is not
-finite stays in its line, and no result depends on the number of threads.
+A *line* is one row of the batch under one query head. All lines that share a KV head and read a run of keys
+meet it tile by tile: a tile of 64 keys is transposed once for all of them, and six lines at a time multiply
+it in registers. The state of a line (output, sum and maximum of the online softmax) stays in the task's
+memory from run to run, so nothing is merged. Each line is computed by itself: what is not finite stays in its
+line. No result depends on the number of threads, nor on the slots in which a run lies.
 
 A task is a block of rows under one KV head. With few blocks, each is cut along its keys into pieces with a
 state of their own; whoever finishes a block's last piece merges them in order.
@@ -19,10 +19,11 @@ import numba
 import numpy as np
 from numba import types
 
-from engine.attention.cpu_kernel.attention_products import AHEAD, dots, product
+from engine.attention.cpu_kernel.attention_products import AHEAD, dots, product, summed
 from engine.attention.cpu_kernel.scratch import (
     CALL,
     ENTRY_FIELDS,
+    EXTENT_FIELDS,
     LONG,
     SEGMENT_FIELDS,
     SUM_FLOATS,
@@ -30,7 +31,7 @@ from engine.attention.cpu_kernel.scratch import (
     Scratch,
 )
 from engine.attention.cpu_kernel.softmax import blended, cleared, finished, soften
-from engine.attention.cpu_kernel.tile_loads import rotated, scaled, turn, widened
+from engine.attention.cpu_kernel.tile_loads import copied, rotated, scaled, turn
 from engine.cpu.emit import float_at, integer_at, put_float, put_integer, take
 from engine.cpu.vectors import FLOAT, LANES, MAX_LINES, TILE, TILE_BYTES, VECTOR_BYTES, WIDTHS
 from support.numba_kernel import callback
@@ -95,9 +96,35 @@ def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: i
 
 
 @_part
-def _transpose(call: Any, keys: int, count: int, room: Scratch) -> None:
-    """Transpose ``count`` keys from ``keys`` on."""
-    half, step = call.half, call.key_slot
+def _extent_of(extent: int, key: int, stop: int) -> int:
+    """The extent of a run's ``key``, or of the last one before ``stop``; ``extent`` is not behind it."""
+    while integer_at(extent, EXTENT_FIELDS) <= min(key, stop - 1):
+        extent += EXTENT_FIELDS * LONG
+    return extent
+
+
+@_part
+def _slot(extent: int, key: int) -> int:
+    """Where ``key`` lies if it is in ``extent``."""
+    return integer_at(extent, 1) + key - integer_at(extent, 0)
+
+
+@_part
+def _copy(
+    pool: int, step: int, half: int, width: int, extent: int, start: int, stop: int, target: int
+) -> None:
+    """A run's keys from ``start`` to ``stop``, or their values, as floats."""
+    while start < stop:
+        until = min(integer_at(extent, EXTENT_FIELDS), stop)
+        copied((pool + _slot(extent, start) * step, step, until - start, width, half, target))
+        target += (until - start) * width * VECTOR_BYTES
+        start = until
+        extent += EXTENT_FIELDS * LONG
+
+
+@_part
+def _transpose(call: Any, keys: int, step: int, half: int, count: int, room: Scratch) -> None:
+    """Transpose ``count`` keys from ``keys`` on, ``step`` bytes apart; ``half``: they are bfloat16."""
     size = 2 if half else FLOAT
     for i in range(0, count, LANES):
         for d in range(0, call.key_dim, LANES):
@@ -106,51 +133,80 @@ def _transpose(call: Any, keys: int, count: int, room: Scratch) -> None:
 
 
 @_part
-def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Scratch) -> None:
-    """The scores of few lines with ``count`` keys: transposing them would take longer."""
-    step, width, half = call.key_slot, call.key_dim // LANES, call.half
-    for i in range(0, count, LANES):
-        source, scores = keys + i * step, room.scores + i * FLOAT
-        ahead, far = source + TILE * step, values + (TILE + i) * call.value_slot
-        read = (source, step, count - 1 - i, half, width)
-        dots((lines, room.queries, call.key_dim * FLOAT, *read, room.sums, scores, ahead, far))
+def _few(
+    call: Any, lines: int, pools: tuple[int, int], extent: int, start: int, stop: int, room: Scratch
+) -> None:
+    """The scores of few lines with a tile's keys where they lie: transposing them would take longer."""
+    keys, values = pools
+    step, width = call.key_slot, call.key_dim // LANES
+    key, end, soon = start, min(start + TILE, stop), extent
+    while key < end:
+        extent, soon = _extent_of(extent, key, stop), _extent_of(soon, key + TILE, stop)
+        group = (key - start) // LANES * LANES
+        until = min(end, start + group + LANES, integer_at(extent, EXTENT_FIELDS))
+        if key + TILE < stop:
+            until = min(until, integer_at(soon, EXTENT_FIELDS) - TILE)
+        own, near = keys + _slot(extent, key) * step, _slot(soon, key + TILE)
+        sums = room.sums + (key - start - group) * VECTOR_BYTES
+        read = room.queries, call.key_dim * FLOAT, own, step, until - key, width, sums
+        dots((lines, call.half, *read, keys + near * step, values + near * call.value_slot))
+        key = until
+        if key == end or (key - start) % LANES == 0:
+            summed((lines, room.sums, room.scores + group * FLOAT))
 
 
 @_part
-def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: Scratch) -> None:
-    """The lines that `_lines` loaded meet the keys of the slots from the first to the stop."""
-    lines, first, stop = read
+def _seen(numbers: int, lines: int, some: int, start: int, count: int) -> tuple[int, int, int]:
+    """The keys of a tile that ``some`` lines see, from a low to a high one, and whether each sees all 64."""
+    low, high, whole = TILE, 0, int(count == TILE)
+    for i in range(some):
+        sees, stops = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
+        low, high = min(low, sees), max(high, stops)
+        if sees > 0 or stops < TILE:
+            whole = 0
+    return max(low, 0), min(high, count), whole
+
+
+@_part
+def _segment(
+    call: Any, pools: tuple[int, int], read: tuple[int, int, int, int], tops: int, room: Scratch
+) -> None:
+    """The lines that `_lines` loaded meet the keys of a run from the first to the stop.
+
+    Tiles are counted from the first key on, whatever extents a tile lies in.
+    """
+    lines, first, stop, extent = read
+    keys, values = pools
     query_step, width = call.key_dim * FLOAT, call.value_dim // LANES
     # as few groups as possible, of equal size
     per_round = -(-lines // -(-lines // MAX_LINES))
     for start in range(first, stop, TILE):
         count = min(TILE, stop - start)
-        source = keys + start * call.key_slot
-        seen, seen_step = values + start * call.value_slot, call.value_slot
-        if lines <= MAX_LINES:
-            _few(call, lines, source, seen, count, room)
-        else:
-            _transpose(call, source, count, room)
+        extent = _extent_of(extent, start, stop)
+        apart = integer_at(extent, EXTENT_FIELDS) < start + count
+        slot, soon = _slot(extent, start), _slot(_extent_of(extent, start + TILE, stop), start + TILE)
         # what of the next tile remains to be prefetched
-        ahead, far = source + TILE * call.key_slot, seen + TILE * call.value_slot
+        ahead, far = keys + soon * call.key_slot, values + soon * call.value_slot
         until, end = ahead + TILE * call.key_slot, far + TILE * call.value_slot
-        if call.half:
-            widened((seen, seen_step, count, width, room.values))
+        if lines <= MAX_LINES:
+            _few(call, lines, pools, extent, start, stop, room)
+        elif apart:
+            depth = call.key_dim // LANES
+            _copy(keys, call.key_slot, call.half, depth, extent, start, start + count, room.keys)
+            _transpose(call, room.keys, query_step, 0, count, room)
+        else:
+            _transpose(call, keys + slot * call.key_slot, call.key_slot, call.half, count, room)
+        seen, seen_step = values + slot * call.value_slot, call.value_slot
+        in_place = not call.half and (lines <= MAX_LINES or not apart)
+        if not in_place:
+            _copy(values, seen_step, call.half, width, extent, start, start + count, room.values)
             seen, seen_step = room.values, call.value_dim * FLOAT
         for line in range(0, lines, per_round):
             some = min(per_round, lines - line)
             numbers = room.numbers + line * LONG
-            low, high, whole = TILE, 0, 1
-            for i in range(some):
-                sees, stops = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
-                low, high = min(low, sees), max(high, stops)
-                if sees > 0 or stops < TILE:
-                    whole = 0
-            low, high = max(low, 0), min(high, count)
+            low, high, whole = _seen(numbers, lines, some, start, count)
             if low >= high:
                 continue
-            if count < TILE:
-                whole = 0
             query, scores = room.queries + line * query_step, room.scores
             if lines > MAX_LINES:
                 columns = -(-high // LANES)
@@ -159,11 +215,18 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
                 _multiply(some, columns, query, query_step, tile, TILE_BYTES, depth, room.targets, 0, near)
                 ahead += depth * _FETCHED
             soften((some, scores, numbers, lines * LONG, start, count, whole, tops, width, call.cap))
-            near = far if far < end and lines > MAX_LINES else scores
-            scores, rows, depth = scores + low * FLOAT, seen + low * seen_step, high - low
+            near = far if far < end and lines > MAX_LINES else room.scores
             outputs = numbers + 2 * lines * LONG
-            _multiply(some, width, scores, TILE_BYTES, rows, seen_step, depth, outputs, 1, near)
-            far += depth * _FETCHED
+            while low < high:
+                rows, depth = seen + low * seen_step, high - low
+                if in_place and apart:
+                    extent = _extent_of(extent, start + low, stop)
+                    rows = values + _slot(extent, start + low) * seen_step
+                    depth = min(depth, integer_at(extent, EXTENT_FIELDS) - start - low)
+                left = scores + low * FLOAT
+                _multiply(some, width, left, TILE_BYTES, rows, seen_step, depth, outputs, 1, near)
+                low += depth
+                far += depth * _FETCHED
 
 
 @_part
@@ -217,12 +280,13 @@ def _attend(call: Any, task: int, head: int, memory: int) -> None:
     lines = rows * call.groups
     targets, scores = memory, memory + LANES * LONG
     tile = scores + MAX_LINES * TILE * FLOAT
-    sums = tile + TILE * key_dim * FLOAT
+    tile_keys = tile + TILE * key_dim * FLOAT
+    sums = tile_keys + TILE * key_dim * FLOAT
     values = sums + SUM_FLOATS * FLOAT
     numbers = values + TILE * value_dim * FLOAT
     queries = numbers + 4 * -(-lines // LANES) * LANES * LONG
     state = queries + lines * key_dim * FLOAT
-    room = Scratch(queries, numbers, tile, sums, values, scores, targets)
+    room = Scratch(queries, numbers, tile, tile_keys, sums, values, scores, targets)
     for i in range(MAX_LINES):
         put_integer(targets, i, scores + i * TILE * FLOAT)
     states = call.states + (integer_at(at, 7) + head * pieces) * call.state_bytes
@@ -231,13 +295,14 @@ def _attend(call: Any, task: int, head: int, memory: int) -> None:
     own = (value_dim + LANES) * FLOAT
     for line in range(lines):
         cleared((state + line * own, value_dim // LANES + 1, state + lines * own + line * FLOAT))
-    head_keys, head_values = call.keys + head * call.key_head, call.values + head * call.value_head
+    pools = call.keys + head * call.key_head, call.values + head * call.value_head
     for index in range(first, first + count):
         segment = call.segments + index * SEGMENT_FIELDS * LONG
         entries = integer_at(segment, 1)
         _lines(call, head, integer_at(segment, 0), entries, row, state, room)
-        read = entries * call.groups, integer_at(segment, 2), integer_at(segment, 3)
-        _segment(call, head_keys, head_values, read, state + lines * own, room)
+        extent = call.extents + integer_at(segment, 4) * EXTENT_FIELDS * LONG
+        read = entries * call.groups, integer_at(segment, 2), integer_at(segment, 3), extent
+        _segment(call, pools, read, state + lines * own, room)
     if pieces > 1:
         counter = call.pending + (block * call.kv_heads + head) * LONG
         if take(counter) < pieces - 1:

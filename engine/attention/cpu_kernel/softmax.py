@@ -22,9 +22,9 @@ from engine.cpu.vectors import (
 def soften(v: Vectors, *given: Any) -> None:
     """The scores of ``count`` lines with a tile, base 2, become weights, which their states' sums add.
 
-    ``lines``: int64, what `flash` knows of the lines: the first slot that each sees, ``stride`` bytes after
+    ``lines``: int64, what `flash` knows of the lines: the first key that each sees, ``stride`` bytes after
     it the stop, then the address of its output (``width`` vectors, then one of sums), and its number in
-    ``tops``. The tile has ``keys`` keys from slot ``start`` on; all lines see 64 if ``whole``.
+    ``tops``. The tile has ``keys`` keys from ``start`` on; all lines see 64 if ``whole``.
 
     A maximum rises only when a score exceeds it by 2^8, which rescales sums and output; so the usual tile
     neither rescales nor waits for a reduction. ``cap``: a soft-cap, base 2, of scores that come as

@@ -9,7 +9,6 @@ from engine.cpu.emit import action
 from engine.cpu.vectors import (
     F32,
     FLOAT,
-    HALVES,
     I64,
     LANES,
     TILE_BYTES,
@@ -33,13 +32,14 @@ def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any) 
             v.store(row, v.at(target, TILE_BYTES * i))
 
 
-@action(5)
-def widened(v: Vectors, source: Any, step: Any, rows: Any, width: Any, target: Any) -> None:
-    """``rows`` rows of ``width`` vectors of bfloat16, ``step`` apart, as floats."""
+@action(6)
+def copied(v: Vectors, source: Any, step: Any, rows: Any, width: Any, half: Any, target: Any) -> None:
+    """``rows`` rows of ``width`` vectors, ``step`` apart, as floats; ``half``: they are bfloat16."""
     b = v.builder
-    with cgutils.for_range(b, rows, intp=I64) as row, cgutils.for_range(b, width, intp=I64) as loop:
-        read = v.read(v.at(source, v.times(row.index, step), v.times(loop.index, v.size(HALVES))), HALVES)
-        v.store(read, v.at(target, v.times(b.add(v.times(row.index, width), loop.index), VECTOR_BYTES)))
+    for kind in v.either(half):
+        with cgutils.for_range(b, rows, intp=I64) as row, cgutils.for_range(b, width, intp=I64) as loop:
+            read = v.read(v.at(source, v.times(row.index, step), v.times(loop.index, v.size(kind))), kind)
+            v.store(read, v.at(target, v.times(b.add(v.times(row.index, width), loop.index), VECTOR_BYTES)))
 
 
 @action(4, 1)

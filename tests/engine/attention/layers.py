@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, PackedRows
-from engine.attention.reads import Ints, Reads
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
 
@@ -175,25 +173,3 @@ def rotated(x: torch.Tensor, shifts: torch.Tensor, inv_freq: torch.Tensor) -> to
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
     pairs = pairs * torch.exp(1j * shifts.double()[:, None] * inv_freq)
     return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), -1)
-
-
-def intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """For each row and run of which it sees a part: slots ``low`` to ``high``, row, shift and run."""
-    of = np.repeat(np.arange(len(reads.row)), reads.rows)
-    ahead = spans(np.zeros_like(reads.rows), reads.rows)
-    behind = reads.coord[of] + ahead - reads.key_coord[of]  # newest key the row may see, within the run
-    low = reads.slot[of]
-    if window is not None:
-        low = low + np.maximum(behind - window + 1, 0)
-    high = np.minimum(reads.slot[of] + behind + 1, reads.stop[of])
-    seen = np.flatnonzero(low < high)
-    of = of[seen]
-    _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
-    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.shift[of], run[of].astype(np.int64)
-
-
-def spans(first: Ints, count: Ints) -> Ints:
-    """first[0], first[0] + 1, ... (``count[0]`` numbers), first[1], and so on."""
-    before = np.cumsum(count) - count
-    spans: Ints = np.arange(int(count.sum())) + np.repeat(first - before, count)
-    return spans

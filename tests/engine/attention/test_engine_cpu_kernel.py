@@ -1,6 +1,7 @@
 """The compiled CPU kernel beyond what all backends have in common: sizes, tiles, pieces, threads, choice."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.kv_tensors import LayerShape
-from tests.engine.attention.layers import Layer, defined, intervals, unread
+from tests.engine.attention.layers import Layer, defined, seen_by_row, unread
 from tests.kit import tolerance
 
 
@@ -68,14 +69,14 @@ def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> 
     readers = data.draw(st.lists(st.integers(1, 30), min_size=len(lengths), max_size=len(lengths)))
     pieces, groups = data.draw(st.integers(2, 32)), data.draw(st.integers(1, 8))
     sizes = enumerate(zip(readers, lengths, strict=True))
-    runs = np.array([(i, n, 10_000 * i, 10_000 * i + length) for i, (n, length) in sizes])
+    runs = np.array([(i, n, 10_000 * i, 10_000 * i + length, 7) for i, (n, length) in sizes])
     tiles = -(-(runs[:, 3] - runs[:, 2]) // TILE)
-    into = np.empty((len(runs) + pieces, 4), np.int64)
+    into = np.empty((len(runs) + pieces, runs.shape[1]), np.int64)
     sizes = _cut(runs, tiles, tiles * (runs[:, 1] * groups + 6), pieces, into)
     assert 1 <= len(sizes) <= pieces
     assert sizes.all()
     flat = into[: sizes.sum()]
-    for entry, entries, low, high in runs.tolist():
+    for entry, entries, low, high, _ in runs.tolist():
         own = flat[flat[:, 0] == entry]
         assert (own[:, 1] == entries).all()
         assert [own[0, 2], own[-1, 3]] == [low, high]
@@ -86,24 +87,27 @@ def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> 
 @settings(max_examples=60)
 @given(st.integers(0, 2000), st.integers(1, 130), st.integers(1, 4), st.sampled_from([None, 5, 300]))
 def test_a_plan_reads_what_its_rows_see(context: int, rows: int, readers: int, window: int | None) -> None:
-    """As the interval of every row and run in numpy; each slot of a segment lies in one task of its block."""
-    reads = reads_of(made(context, rows, readers=readers).metadata)
-    made_of = plan(reads, rows * readers, window, Shape(2, 2, 32, 32))
-    low, high, row, shift, _ = intervals(reads, window)
-    turned = np.where(made_of.entries[:, 1] < 0, 0, made_of.shifts[made_of.entries[:, 1]])
-    found = zip(made_of.entries[:, 2], made_of.entries[:, 3], made_of.entries[:, 0], turned, strict=True)
-    assert sorted(found) == sorted(zip(low, high, row, shift, strict=True))
-    keys: dict[int, int] = {}
-    for first_row, count, first, segments, *_ in made_of.tasks.tolist():
-        for entry, entries, start, stop in made_of.segments[first : first + segments].tolist():
-            own = made_of.entries[entry : entry + entries]
-            assert ((own[:, 0] >= first_row) & (own[:, 0] < first_row + count)).all()
-            for number in range(entry, entry + entries):
-                _, _, sees, ends = made_of.entries[number].tolist()
-                keys[number] = keys.get(number, 0) + max(min(stop, ends) - max(start, sees), 0)
-    assert [keys[number] for number in range(len(made_of.entries))] == (
-        made_of.entries[:, 3] - made_of.entries[:, 2]
-    ).tolist()
+    """Every row its keys by slot and shift, each once; each segment lies in one task of its rows' block."""
+    metadata = made(context, rows, readers=readers).metadata
+    found = plan(reads_of(metadata), rows * readers, window, Shape(2, 2, 32, 32))
+    seen: list[list[tuple[int, int]]] = [[] for _ in range(rows * readers)]
+    for first_row, count, first, segments, *_ in found.tasks.tolist():
+        for entry, entries, start, stop, extent in found.segments[first : first + segments].tolist():
+            slots = slots_of(found.extents[extent:].tolist(), stop)
+            for row, turn, low, high in found.entries[entry : entry + entries].tolist():
+                assert first_row <= row < first_row + count
+                shift = 0 if turn < 0 else found.shifts[turn]
+                seen[row] += [(slot, shift) for slot in slots[max(low, start) : min(high, stop)]]
+    assert [sorted(keys) for keys in seen] == [sorted(keys) for keys in seen_by_row(metadata, window)]
+
+
+def slots_of(extents: list[list[int]], stop: int) -> list[int]:
+    """The slots of a run's keys up to ``stop``."""
+    slots: list[int] = []
+    for (first, slot), (until, _) in pairwise(extents):
+        if len(slots) < stop:
+            slots += range(slot, slot + until - first)
+    return slots
 
 
 @pytest.mark.parametrize("readers", [1, 25])
