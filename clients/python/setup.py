@@ -17,6 +17,7 @@ from setuptools.command.build_py import build_py
 
 TREE = Path(__file__).resolve().parents[2]
 MODULES = {
+    "daemon.audit.bar_table": "bar_table",
     "daemon.api.blocking": "blocking",
     "daemon.api.client": "client",
     "daemon.api.dealer": "dealer",

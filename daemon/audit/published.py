@@ -1,7 +1,7 @@
 """Published answers of a topic as rows of a table: a line each, in CSV, JSON lines or Parquet."""
 
 import csv
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import msgspec
 
+from daemon.audit.bar_table import FROM_BAR, BarTable
 from daemon.audit.broker import Broker
 from feeds.codec import decode_message
 from feeds.kafka_range import KafkaRange, OffsetsGone
@@ -21,6 +22,8 @@ COLUMNS = (
     "published_at", "staleness_ns", "answer_id", "epoch", "sequence",
 )  # fmt: skip
 """Members of an answer, in the order of the table's columns; times are ns since 1970."""
+BAR_COLUMNS = tuple(f"bar_{name}" for name in FROM_BAR)
+RIGHT_COLUMNS = ("right", "is_right")
 _TEXT_LISTS = ("choice_set", "flags")
 _CHUNK = 10_000
 _APART_NS = 60_000_000_000
@@ -97,53 +100,67 @@ def row_of(answer: Answer) -> Row:
     return {name: getattr(answer, name) for name in COLUMNS}
 
 
+def bar_row(answer: Answer, bars: BarTable) -> Row:
+    """The bar that it was read from, by column; null where that is not there."""
+    found = bars.row(answer.session, answer.symbol, answer.as_of, answer.answer_id)
+    values = [None] * len(FROM_BAR) if found is None else [getattr(found, name) for name in FROM_BAR]
+    return dict(zip(BAR_COLUMNS, values, strict=True))
+
+
+def right_row(answer: Answer, right: str | None) -> Row:
+    """What was right, by column."""
+    return {"right": right, "is_right": None if right is None else answer.text == right}
+
+
 @contextmanager
-def csv_writer(file: IO[str]) -> Iterator[Callable[[Row], None]]:
+def csv_writer(file: IO[str], columns: Sequence[str] = COLUMNS) -> Iterator[Callable[[Row], None]]:
     """Rows as lines under a header; lists joined by a space, what is unknown empty."""
     writer = csv.writer(file)
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
 
     def write(row: Row) -> None:
         plain = {name: " ".join(row[name] or ()) for name in _TEXT_LISTS}
-        writer.writerow([({**row, **plain})[name] for name in COLUMNS])
+        writer.writerow([({**row, **plain})[name] for name in columns])
 
     yield write
 
 
 @contextmanager
-def json_writer(file: IO[str]) -> Iterator[Callable[[Row], None]]:
+def json_writer(file: IO[str], columns: Sequence[str] = COLUMNS) -> Iterator[Callable[[Row], None]]:
     """Rows as JSON objects, a line each."""
     encoder = msgspec.json.Encoder()
-    yield lambda row: print(encoder.encode(row).decode(), file=file)
+    yield lambda row: print(encoder.encode({name: row[name] for name in columns}).decode(), file=file)
 
 
-def parquet_schema() -> Any:
+def parquet_schema(columns: Sequence[str] = COLUMNS) -> Any:
     """Types of the columns (`pyarrow.Schema`). Raises ModuleNotFoundError without pyarrow."""
     import pyarrow as pa
 
     texts = (
         *("session", "symbol", "question", "text", "value", "choice"),
         *("model", "model_revision", "answer_id", "uncalibrated", "abstain_reason"),
+        *BAR_COLUMNS,
+        "right",
     )
     reals = ("probability", "logit_gap")
     kinds = {
         **dict.fromkeys(COLUMNS, pa.int64()),
         **dict.fromkeys(texts, pa.string()),
         **dict.fromkeys(reals, pa.float64()),
-        "act": pa.bool_(),
+        **dict.fromkeys(("act", "is_right"), pa.bool_()),
         **dict.fromkeys(_TEXT_LISTS, pa.list_(pa.string())),
         **dict.fromkeys(("as_of", "published_at"), pa.timestamp("ns", "UTC")),
     }
-    return pa.schema([(name, kinds[name]) for name in COLUMNS])
+    return pa.schema([(name, kinds[name]) for name in columns])
 
 
 @contextmanager
-def parquet_writer(path: Path) -> Iterator[Callable[[Row], None]]:
+def parquet_writer(path: Path, columns: Sequence[str] = COLUMNS) -> Iterator[Callable[[Row], None]]:
     """Rows in a Parquet file, 10,000 a group. Raises ModuleNotFoundError without pyarrow."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    schema = parquet_schema()
+    schema = parquet_schema(columns)
     waiting: list[Row] = []
     with ParquetWriter(path, schema) as file:
 

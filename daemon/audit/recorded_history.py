@@ -85,7 +85,7 @@ def is_file(config: Config) -> bool:
 
 
 async def of_config(config: Config, begin_ns: int | None) -> Batches:
-    """All records of the configuration's sources, or those from ``begin_ns`` on.
+    """All records of the configuration's sources, or those from ``begin_ns`` on; 0: all that are left.
 
     Raises SettingError, OSError and FormatError of a file; BrokerError, and OffsetsGone where a topic's
     retention has deleted its first records, and ``begin_ns`` does not say to begin behind them.
@@ -102,7 +102,7 @@ async def _of_topics(config: Config, begin_ns: int | None) -> Batches:
         assert isinstance(connector, KafkaSourceConnector)  # `is_file`
         async with brokers[name].reader() as reader:
             for partition, span in (await reader.spans(connector.topics)).items():
-                first = span.start if begin_ns is None else await reader.offset_at(partition, begin_ns)
+                first = await reader.offset_at(partition, begin_ns) if begin_ns else span.start
                 if begin_ns is None and first:
                     raise OffsetsGone(partition, 0, span.start)
                 if first is not None:

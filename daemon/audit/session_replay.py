@@ -35,9 +35,8 @@ from feeds.market_data import Answer
 from flash.registry import Standing
 from ingest.bar_kernel import SESSION
 from ingest.compact import Anchor, CompactSpec
-from ingest.plane import BarConsumer, DataPlane, Made, TapeRecord
+from ingest.plane import BarConsumer, Made, TapeRecord
 from ingest.plane_state import Rows
-from ingest.tokens import Tokeniser
 
 Choose = Callable[[Built], UsableSnapshot | None]
 """Finds the snapshot to go on from, if there is one."""
@@ -159,15 +158,7 @@ class Replay:
         """Read (source, messages) to their end; the session behind each bar that they make."""
         name, state = self._session.name, None if self.snapshot is None else self.snapshot.state
         made = _Records()
-        engine = self._engine
-        plane = DataPlane(
-            engine.ring,
-            engine.sources[0],
-            Tokeniser(self.built.prompt.encode, self.built.prompt.without_special),
-            [self.host.input.spec(name)],
-            made,
-            engine.store,
-        )
+        plane = self._engine.bars_only(name, made)
         if state is not None:
             plane.restore(name, state.plane, [state.has_log] * len(state.positions))
             plane.go_on([name])
@@ -175,7 +166,7 @@ class Replay:
         def step() -> bool:
             return not plane.step()
 
-        async for _ in engine.read(batches, step):
+        async for _ in self._engine.read(batches, step):
             pass
         plane.flush(self._until_ns)
         life = Life(name, state=State.LIVE)

@@ -20,7 +20,9 @@ from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from engine.step import Executor
 from feeds.source import Incoming, Kind, Partition
 from ingest import warm_up
+from ingest.plane import BarConsumer, DataPlane
 from ingest.ring import Ring
+from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
 _BATCH = 256
@@ -50,7 +52,7 @@ class SteppedEngine:
         executor: Executor | None = None,
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
     ) -> None:
-        self._config, self._name_stream = config, name_stream
+        self._config, self._built, self._name_stream = config, built, name_stream
         self.sources = [source for source, _ in config.feeds.values()] or [ONE]
         self.store = MetricStore.local(_labels(config, self.sources))
         self.ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
@@ -121,6 +123,13 @@ class SteppedEngine:
             pushing.result()
         finally:
             pushing.cancel()
+
+    def bars_only(self, name: str, consumer: BarConsumer) -> DataPlane:
+        """A data plane over the ring in place of the engine's, of one session."""
+        prompt = self._built.prompt
+        tokeniser = Tokeniser(prompt.encode, prompt.without_special)
+        specs = [self.host.input.spec(name)]
+        return DataPlane(self.ring, self.sources[0], tokeniser, specs, consumer, self.store)
 
     def step(self) -> bool:
         """Take what is in the ring, and the next bar of each session; answer it, and do all that is left to

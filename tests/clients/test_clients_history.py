@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from daemon.audit import bar_table
 from daemon.audit.published import parquet_writer
 
 pa = pytest.importorskip("pyarrow")
@@ -19,7 +21,9 @@ SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 
 
 def load() -> ModuleType:
-    """The client is a distribution of its own; this module needs none of the others."""
+    """The client is a distribution of its own; of the others this module needs only that of bars."""
+    sys.modules.setdefault("foretick_client", ModuleType("foretick_client"))
+    sys.modules.setdefault("foretick_client.bar_table", bar_table)
     file = Path(__file__).parents[2] / "clients/python/foretick_client/answer_history.py"
     spec = importlib.util.spec_from_file_location("answer_history_of_the_client", file)
     assert spec is not None

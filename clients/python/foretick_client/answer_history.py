@@ -10,10 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from foretick_client.bar_table import FROM_BAR, BarTable
+
 Frame = Literal["pandas", "polars", "arrow"]
-_BAR = ("opens", "interval", "open", "high", "low", "close", "volume", "records")
-_LONGEST_NS = 32 * 86_400 * 10**9
-"""A bar that opened longer before an answer is not its bar."""
 
 
 def history(
@@ -30,8 +29,9 @@ def history(
     """The answers of ``path`` (a file, a directory, or several files), by the time of their data.
 
     ``since`` and ``until``, which is excluded, have a time zone. ``bars``: the CSV file of
-    ``foretick replay --bars``; each answer gets the bar of its symbol that opened last before its newest
-    record, as it was when it closed, in columns ``bar_open`` and so on, as text, which is exact. ``right``:
+    ``foretick replay --bars``; each answer gets the bar that its id names, or the one of its symbol that
+    opened last before its newest record, as it was when it closed, in columns ``bar_open`` and so on, as
+    text, which is exact. ``right``:
     an Arrow table, or what makes one (such as a frame), with ``session``, ``question``, ``data_version`` and
     ``right``; answers get ``right`` and ``is_right``, null where it is not known.
 
@@ -76,25 +76,13 @@ def _instant(moment: datetime, pa: Any) -> Any:
 def _with_bars(table: Any, path: str | Path) -> Any:
     """Each answer beside its newest bar."""
     import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import csv
 
-    kinds = dict.fromkeys(("session", "symbol", *_BAR), pa.string())
-    read = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=kinds))
-    opened = pc.cast(pc.replace_substring(read["opens"], "Z", "+00:00"), pa.timestamp("ns", "UTC"))
-    read = read.select(["session", "symbol", *_BAR]).append_column("as_of", opened)
-    # a correction is a further row of its bar: it came later
-    first = read.group_by(["session", "symbol", "as_of"], use_threads=False).aggregate(
-        [(name, "first") for name in _BAR]
-    )
-    names = {f"{name}_first": f"bar_{name}" for name in _BAR}
-    first = first.rename_columns([names.get(name, name) for name in first.column_names])
-    keys = ["session", "symbol"]
-    # the join takes no lists, such as flags are, and promises no order
-    at = table.select([*keys, "as_of"]).append_column("row", pa.array(range(len(table))))
-    joined = at.join_asof(first.sort_by("as_of"), "as_of", keys, -_LONGEST_NS).sort_by("row")
-    for name in names.values():
-        table = table.append_column(name, joined[name])
+    bars = BarTable.read(path)
+    known = [table["session"], table["symbol"], table["as_of"].cast("int64"), table["answer_id"]]
+    found = [bars.row(*key) for key in zip(*(each.to_pylist() for each in known), strict=True)]
+    for name in FROM_BAR:
+        values = [None if row is None else getattr(row, name) for row in found]
+        table = table.append_column(f"bar_{name}", pa.array(values, pa.string()))
     return table
 
 

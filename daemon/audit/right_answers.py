@@ -1,0 +1,96 @@
+"""What was right: the rule of an answer's question on the bars of its window, as `daemon.engine.rule_labels`.
+
+A rule is that of a question of the tape model, of a question of the configuration with `rule`, of a question
+pack that was taught by one, or of a file that is named.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from daemon.audit.bar_table import BarRow, BarTable, ns_of
+from daemon.config.label_rules import rules_of
+from daemon.config.schema import Config, SessionConfig
+from daemon.config.standing import question_of
+from daemon.engine.labelled_bars import ClosedBar, label_of
+from daemon.engine.rule_labels import WINDOW
+from engine.model.question_pack import located, read_head
+from feeds.market_data import Answer
+from flash.question import EXACT_VALUE, Question
+from ingest.compact import CompactSpec, units_in
+from ingest.lines import decimal
+from ingest.volumes import SCALE, Volume
+from tapes.question_file import QuestionFile, read_question, rule_of
+from tapes.rules import RULES, UNDEFINED, Rule
+
+_APART = {"rolled", "split", "action"}
+"""Flags of a bar whose prices are not those of the bars before it."""
+
+
+class RightAnswers:
+    """Of a configuration's sessions, over ``bars``. ``files``: rules of further questions, by their names.
+
+    Raises ValueError for a rule or a pack that cannot be read.
+    """
+
+    def __init__(self, config: Config, bars: BarTable, files: Iterable[Path] = ()) -> None:
+        self._bars = bars
+        self._rules = {Question(r.name, r.text, r.choices).hash: r for r in RULES}
+        self._rules |= _taught(config) | rules_of(config)
+        self._named = {rule.name: rule for rule in map(read_question, files)}
+        self._sessions = {each.name: each for each in config.sessions if _has_one_series(config, each)}
+
+    def of(self, answer: Answer) -> str | None:
+        """The right answer; None where no rule has one, or not all of its bars are there."""
+        session, basis = self._sessions.get(answer.session), answer.basis
+        rule = self._rules.get(answer.question_hash) or self._named.get(answer.question)
+        is_number = answer.question_hash == EXACT_VALUE.hash
+        if session is None or basis is None or (rule is None and not is_number):
+            return None
+        series = self._bars.series(session.name, answer.symbol)
+        opening = series.opening(answer.as_of, answer.answer_id)
+        if opening is None:
+            return None
+        if rule is None:
+            close = units_in(series.rows[opening].close, session.scale)
+            return decimal(close, session.price_decimals, session.scale)
+        end, shown = bisect_left(series.opened, opening) + 1, min(basis.window_bars, WINDOW)
+        around = [series.rows[at] for at in series.opened[max(0, end - shown) : end + rule.horizon]]
+        return _right(rule, session, around, shown)
+
+
+def _right(rule: Rule, session: SessionConfig, around: Sequence[BarRow], shown: int) -> str | None:
+    """By the last ``shown + rule.horizon`` bars; none reaches across a split or a roll."""
+    breaks = [at for at, row in enumerate(around) if _APART & {*row.flags.split()}]
+    if len(around) < shown + rule.horizon or any(at >= shown for at in breaks):
+        return None
+    since = around[max(breaks, default=0) :]
+    spec = CompactSpec(session.price_decimals, price_scale=session.scale)
+    value = label_of(rule, [_closed(row, session.scale) for row in since], spec)
+    return None if value == UNDEFINED else rule.choices[value]
+
+
+def _closed(row: BarRow, scale: int) -> ClosedBar:
+    """As the engine has it. A file of an older version has no time of the newest record."""
+    opens, newest = ns_of(row.opens), ns_of(row.newest or row.opens)
+    o, h, low, c = (units_in(text, scale) for text in (row.open, row.high, row.low, row.close))
+    return ClosedBar(opens, newest, o, h, low, c, *Volume.of(units_in(row.volume, SCALE)))
+
+
+def _taught(config: Config) -> dict[str, Rule]:
+    """Rules of the configuration's packs, by the hash of their question."""
+    found = {}
+    for asked in config.questions:
+        taught_by = read_head(located(asked.pack)[0]).question if asked.pack else {}
+        if "rule" in taught_by:
+            found[question_of(asked).hash] = rule_of(msgspec.convert(taught_by, QuestionFile))
+    return found
+
+
+def _has_one_series(config: Config, session: SessionConfig) -> bool:
+    """Whether a rule can read its bars: of one symbol, and of one length."""
+    return not session.more_symbols and session.bars(config.bars).ready == "same"

@@ -1,0 +1,307 @@
+"""`foretick history --bars`: answers beside their bars, and what was right by a plain look at the closes."""
+
+import csv
+import io
+import json
+import random
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from daemon.audit.bar_table import BarTable, ns_of
+from engine.model.question_pack import pinned, write_pack
+from engine.model.terse import TAPE_MODEL
+from feeds.market_data import Answer, Basis, Latency
+from feeds.mock_broker import MockBroker
+from flash.question import EXACT_VALUE, Question
+from tests.daemon.audit.broker import run_fill
+from tests.kit import SECOND, START, trade
+from tests.kit.daemon import invoke
+from tests.kit.packs import random_pack
+from tests.training.test_training_ahead import bars_file
+
+pytestmark = pytest.mark.timeout(600)
+KEY, WINDOW, BARS, HORIZON = "V:AAA", 14, 60, 3
+TREND = Question("trend", "Is the last close above or below the close ten bars before it?", ("UP", "DOWN"))
+NEXT = Question("next", "Will the close be higher three bars from now?", ("YES", "NO"))
+OTHER = Question("other", "Is it a good day?", ("YES", "NO"))
+NAMED = Question("named", "Is the last close the highest of the bars shown?", ("YES", "NO"))
+ASKED = (TREND, NEXT, OTHER, NAMED, EXACT_VALUE)
+MEANT = {
+    NEXT: f'horizon = {HORIZON}\nrule = "last(future.close) > close"\n',
+    NAMED: 'rule = "close >= highest(close, 5)"\n',
+}
+RULES = {q.name: f'name = "{q.name}"\ntext = "{q.text}"\n{rule}' for q, rule in MEANT.items()}
+DRAW = random.Random(5)
+CLOSES = [10_000 + DRAW.randint(-150, 150) for _ in range(BARS)]
+"""In cents: so near to each other that a price unit is a cent, and no price is rounded."""
+GAPS = {20, 21, 40}
+"""Seconds without a trade: no bar."""
+SECONDS = [n for n in range(BARS + len(GAPS)) if n not in GAPS]
+
+
+class Place(NamedTuple):
+    """Where answers and records are."""
+
+    bootstrap: str
+    config: str
+    bars: str
+    rule: str
+
+
+def price(cents: int) -> str:
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def answer(bar: int, question: Question, text: str, shown: int = WINDOW) -> Answer:
+    """To a question behind a bar, whose newest record came 2 ms after its opening."""
+    opened = START + SECONDS[bar] * SECOND
+    return Answer(
+        session="aaa",
+        symbol=KEY,
+        question=question.name,
+        question_hash=question.hash,
+        data_version=bar + 1,
+        as_of=opened + 2_000_000,
+        text=text,
+        answer_id=f"aaa:{question.hash}:{opened}",
+        model="m",
+        model_revision="r",
+        latency=Latency(),
+        reused_tokens=1,
+        computed_tokens=2,
+        basis=Basis(window_bars=min(bar + 1, shown)),
+    )
+
+
+def texts(question: Question) -> list[str]:
+    return [question.choices[n % 2] if question.choices else price(CLOSES[n]) for n in range(BARS)]
+
+
+def expected(question: Question, bar: int) -> str | None:
+    """What was right, from the closes alone."""
+    now, shown = CLOSES[bar], CLOSES[max(0, bar + 1 - WINDOW) : bar + 1]
+    if question == TREND:
+        ago = shown[-11] if len(shown) > 10 else now
+        return None if now == ago else "UP" if now > ago else "DOWN"
+    if question == NEXT:
+        return None if bar + HORIZON >= BARS else "YES" if CLOSES[bar + HORIZON] > now else "NO"
+    if question == NAMED:
+        return None if len(shown) < 5 else "YES" if now >= max(shown[-5:]) else "NO"
+    return price(now) if question == EXACT_VALUE else None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Two trades a bar in a topic, and the answers to five questions in another; the bars of a file, too."""
+    folder = tmp_path_factory.mktemp("history")
+    for name, text in RULES.items():
+        (folder / f"{name}.toml").write_text(text)
+    with MockBroker() as broker:
+        for topic in ("in", "answers.v1"):
+            broker.create_topic(topic, 1)
+        pairs = zip(SECONDS, CLOSES, strict=True)
+        trades = [
+            (START + second * SECOND + late, price(cents))
+            for second, close in pairs
+            for late, cents in ((1_000_000, close - 1), (2_000_000, close))
+        ]
+        # it closes the last bar, and its own stays open
+        end = START + (SECONDS[-1] + 1) * SECOND
+        records = [trade(KEY, at, text, "2.5") for at, text in (*trades, (end, "100.00"))]
+        run_fill(broker.bootstrap, "in", records)
+        said = [answer(bar, q, texts(q)[bar]) for bar in range(BARS) for q in ASKED]
+        run_fill(broker.bootstrap, "answers.v1", said)
+        (folder / "a.toml").write_text(config_of(broker.bootstrap, folder))
+        config, bars = str(folder / "a.toml"), str(folder / "bars.csv")
+        (folder / "form.toml").write_text(FORM)
+        rows = [f"{at},AAA,{text},2.5" for at, text in trades]
+        (folder / "trades.csv").write_text("\n".join(["time,symbol,price,size", *rows]) + "\n")
+        played = invoke(
+            "replay", str(folder / "trades.csv"), "--format", str(folder / "form.toml"), "--to", "inproc",
+            "--speed", "0", "--bars", bars, "--set", "model.path=untrained", "--set", "standing=none",
+        )  # fmt: skip
+        assert played.exit_code == 0, played.output
+        assert f"{BARS} bars read" in played.output
+        assert played.exit_code == 0, played.output
+        assert f"{BARS} bars read" in played.output
+        yield Place(broker.bootstrap, config, bars, str(folder / "named.toml"))
+
+
+FORM = """
+description = "trades"
+container = "csv"
+[[records]]
+kind = "trade"
+venue = "V"
+time = { field = "time", format = "epoch-ns" }
+fields = { symbol = "symbol", price = "price", size = "size" }
+"""
+
+
+def config_of(bootstrap: str, folder: Path, more: str = "") -> str:
+    kafka = f'kafka = {{ bootstrap = "{bootstrap}"'
+    return f"""
+standing = "none"
+[model]
+path = "untrained"
+threads = 1
+[[sessions]]
+name = "aaa"
+symbol = "{KEY}"
+[[questions]]
+name = "next"
+text = "{NEXT.text}"
+choices = ["YES", "NO"]
+rule = "{folder / "next.toml"}"
+{more}
+[source]
+kind = "kafka"
+{kafka}, topics = ["in"] }}
+[sink]
+{kafka}, topic = "answers.v1" }}
+"""
+
+
+def history(*arguments: str) -> list[dict[str, str]]:
+    done = invoke("history", *arguments)
+    assert done.exit_code == 0, done.output
+    return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+def refused(*arguments: str) -> str:
+    done = invoke("history", *arguments)
+    assert done.exit_code == 2, done.output
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_each_answer_is_beside_its_bar_and_what_was_right(place: Place) -> None:
+    """Bars of the file and those made again from the topic are the same."""
+    by_file = history("--config", place.config, "--bars", place.bars, "--rule", place.rule)
+    made_again = history("--config", place.config, "--bars", "sources", "--rule", place.rule)
+    assert [row for row, other in zip(made_again, by_file, strict=True) if row != other] == []
+    assert len(by_file) == BARS * len(ASKED)
+    by_name, known = {each.name: each for each in ASKED}, 0
+    for row in by_file:
+        question, bar = by_name[row["question"]], int(row["data_version"]) - 1
+        assert ns_of(row["bar_opens"]) == START + SECONDS[bar] * SECOND
+        prices = [row[f"bar_{name}"] for name in ("open", "high", "low", "close")]
+        assert [float(text) for text in prices] == [
+            cents / 100 for cents in (CLOSES[bar] - 1, CLOSES[bar], CLOSES[bar] - 1, CLOSES[bar])
+        ]
+        assert (row["bar_volume"], row["bar_records"], row["bar_interval"]) == ("5", "2", str(SECOND))
+        right = expected(question, bar)
+        assert row["right"] == (right or ""), (question.name, bar)
+        assert row["is_right"] == ("" if right is None else str(row["text"] == right))
+        known += right is not None
+    assert known > 3 * BARS
+
+
+def test_without_a_configuration_there_are_bars_alone(place: Place) -> None:
+    at_broker = ("answers.v1", "--bootstrap", place.bootstrap)
+    (first, *_), (plain, *_) = history(*at_broker, "--bars", place.bars), history(*at_broker)
+    added = {name: value for name, value in first.items() if name not in plain}
+    assert {**plain, **added} == first
+    assert {name.partition("_")[0] for name in added} == {"bar"}
+    assert "is_right" in history("--config", place.config, "--bars", place.bars)[0]
+
+
+def test_the_three_kinds_of_files_hold_the_same(place: Place, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    for name in ("a.jsonl", "a.parquet", "a.csv"):
+        own = ("--config", place.config, "--bars", place.bars, "--output", str(tmp_path / name))
+        assert history(*own) == []
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    table = pq.read_table(tmp_path / "a.parquet").drop_columns(["as_of", "published_at"])
+    for line, row in zip(lines, table.to_pylist(), strict=True):
+        assert row == {name: line[name] for name in row}
+    with (tmp_path / "a.csv").open(newline="") as file:
+        for line, row in zip(lines, csv.DictReader(file), strict=True):
+            shown = {name: "" if line[name] is None else str(line[name]) for name in ("right", "is_right")}
+            assert shown == {name: row[name] for name in shown}
+
+
+def changed(place: Place, folder: Path, change: Any) -> str:
+    """The file of bars with its lines, as dictionaries, changed."""
+    with Path(place.bars).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    names = list(lines[0])
+    with (folder / "changed.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(change(lines))
+    return str(folder / "changed.csv")
+
+
+def rights(place: Place, bars: str) -> dict[tuple[str, int], str]:
+    rows = history("--config", place.config, "--bars", bars, "--rule", place.rule)
+    return {(row["question"], int(row["data_version"]) - 1): row["right"] for row in rows}
+
+
+def test_what_needs_a_bar_that_is_missing_is_not_known(place: Place, tmp_path: Path) -> None:
+    """Neither by its window nor by its horizon; all else is the same."""
+    lost, whole = 30, rights(place, place.bars)
+    found = rights(place, changed(place, tmp_path, lambda lines: lines[lost:]))
+    for (question, bar), right in found.items():
+        needed = 1 if question == EXACT_VALUE.name else WINDOW
+        is_there = bar - lost + 1 >= needed
+        assert right == (whole[question, bar] if is_there else ""), (question, bar)
+
+
+def test_a_correction_came_later_and_none_reaches_across_a_roll(place: Place, tmp_path: Path) -> None:
+    rolled, whole = 40, rights(place, place.bars)
+
+    def change(lines: list[dict[str, str]]) -> list[dict[str, str]]:
+        lines[rolled]["flags"] = "rolled"
+        return [*lines, {**lines[20], "close": "1.00", "flags": "amended"}]
+
+    found = rights(place, changed(place, tmp_path, change))
+    for (question, bar), right in found.items():
+        reached = {"trend": range(bar - 10, bar + 1), "named": range(bar - 4, bar + 1)}
+        reached |= {"next": range(bar, bar + HORIZON + 1)}
+        crosses = rolled in reached.get(question, ()) and rolled - 1 in reached[question]
+        assert right == ("" if crosses else whole[question, bar]), (question, bar)
+
+
+def test_the_rule_of_a_pack_says_what_was_right(place: Place, tmp_path: Path) -> None:
+    source = tomllib.loads(RULES["named"])
+    own = {"name": "named", "text": NAMED.text, "question": source}
+    write_pack(tmp_path / "named.pack", random_pack(TAPE_MODEL, **own))
+    pack = pinned(str(tmp_path / "named.pack"))
+    table = f'[[questions]]\nname = "named"\ntext = "{NAMED.text}"\nchoices = ["YES", "NO"]\npack = "{pack}"'
+    config = tmp_path / "b.toml"
+    config.write_text(config_of(place.bootstrap, Path(place.config).parent, table))
+    taught = Question("named", NAMED.text, NAMED.choices, pack=pack)
+    with MockBroker() as broker:
+        broker.create_topic("past", 1)
+        run_fill(broker.bootstrap, "past", [answer(bar, taught, "YES") for bar in range(BARS)])
+        sink = ("--set", f"sink.kafka.bootstrap={broker.bootstrap}")
+        rows = history("past", "--config", str(config), *sink, "--bars", place.bars)
+    assert [row["right"] for row in rows] == [expected(NAMED, bar) or "" for bar in range(BARS)]
+
+
+def test_a_table_finds_the_bar_that_an_id_names() -> None:
+    """Of bars without a record too, whose newest record is that of the bar before them."""
+    table = BarTable()
+    empty = dict.fromkeys(("interval", "open", "high", "low", "close", "volume", "records"), "0")
+    for second in (1, 2, 3):
+        table.add({"session": "s", "symbol": "V:A", "opens": f"1970-01-01T00:00:0{second}Z", **empty})
+    known = [table.row("s", "V:A", SECOND + 5, id) for id in (f"s:h:{3 * SECOND}", "s:h:k/0/7", None)]
+    assert [each and each.opens[-2:] for each in known] == ["3Z", "1Z", "1Z"]
+    assert table.row("s", "V:A", SECOND - 1, None) is None
+    assert table.row("s", "V:B", SECOND, None) is None
+
+
+def test_what_cannot_be_is_one_sentence(place: Place, tmp_path: Path) -> None:
+    at_broker = ("answers.v1", "--bootstrap", place.bootstrap)
+    assert "--config" in refused(*at_broker, "--bars", "sources")
+    assert "--bars and --config" in refused(*at_broker, "--bars", place.bars, "--rule", place.rule)
+    assert "no column" in refused(*at_broker, "--bars", str(bars_file(tmp_path / "other.csv")))
+    assert "none.csv" in refused(*at_broker, "--bars", str(tmp_path / "none.csv"))
+    (tmp_path / "bad.toml").write_text("rule = 1")
+    own = ("--config", place.config, "--bars", place.bars)
+    assert "bad.toml is no question" in refused(*own, "--rule", str(tmp_path / "bad.toml"))
