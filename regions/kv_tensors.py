@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from regions.allocator import Run
+from regions.extents import SlotRange
 from regions.pool_metadata import BlockPool
 
 
@@ -114,7 +115,7 @@ class KVPool(BlockPool):
         """Copy the blocks ``source`` of ``other`` (or of this pool) to ``target`` here, in order.
 
         Both have as many blocks and must not overlap. Copies between devices are queued on the current stream
-        and do not block if the host side is pinned.
+        and do not block if the host side is pinned; the blocks on the host are one run.
         """
         pairs = list(zip(self.tensors, other.tensors, strict=True))
         if self.device != other.device:
@@ -135,28 +136,27 @@ def _cross(
     *,
     out: bool,
 ) -> None:
-    """Copy blocks of ``size`` slots between a device and pinned memory (``out``: to that).
+    """Copy blocks of ``size`` slots between a device and one run in pinned memory (``out``: to that).
 
-    ``pairs``: (to, from) of each tensor.
-    The device gathers and scatters, so each tensor takes one transfer for each run of blocks on the host.
+    ``pairs``: (to, from) of each tensor. The device gathers and scatters: a tensor takes one transfer.
     """
-    on_host, on_device = (target, source) if out else (source, target)
-    blocks = np.concatenate([np.arange(*run) for run in on_device])
-    runs = [(start * size, at * size, n * size) for start, at, n in pieces(on_host, [Run(0, len(blocks))])]
-    index = torch.from_numpy((blocks[:, None] * size + np.arange(size)).ravel())
-    device = pairs[0][1 if out else 0]
-    if device.is_cuda:
-        index = index.pin_memory().to(device.device, non_blocking=True)
+    (run,), on_device = (target, source) if out else (source, target)
+    here = slice(run.start * size, run.stop * size)
+    device = pairs[0][1 if out else 0].device
+    index = slots_on(device, [(start * size, (stop - start) * size) for start, stop in on_device])
     for to, of in pairs:
         mine, theirs = to.transpose(0, 1), of.transpose(0, 1)  # [slots, kv_heads, head_dim]
-        packed = theirs.index_select(0, index) if out else mine.new_empty((len(index), *mine.shape[1:]))
-        for slot, at, n in runs:
-            if out:
-                mine[slot : slot + n].copy_(packed[at : at + n], non_blocking=True)
-            else:
-                packed[at : at + n].copy_(theirs[slot : slot + n], non_blocking=True)
-        if not out:
-            mine.index_copy_(0, index, packed)
+        if out:
+            mine[here].copy_(theirs.index_select(0, index), non_blocking=True)
+        else:
+            packed = mine.new_empty((len(index), *mine.shape[1:]))
+            mine.index_copy_(0, index, packed.copy_(theirs[here], non_blocking=True))
+
+
+def slots_on(device: torch.device, ranges: Iterable[SlotRange]) -> torch.Tensor:
+    """The slots of ``ranges`` in order, int64 on ``device``; queued on a GPU's current stream."""
+    slots = torch.from_numpy(np.concatenate([np.arange(slot, slot + count) for slot, count in ranges]))
+    return slots.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else slots
 
 
 def _untouched_zeros(size: int) -> mmap.mmap:

@@ -60,7 +60,7 @@ class HostTier:
         The caller may release the blocks at once: they are not reused before the copy is done.
         """
         self.poll()
-        taken = self.pool.take(sum(run.blocks for run in blocks))
+        taken = self._room_for(blocks)
         if taken is None:
             return None
         self._outgoing.add(blocks, self._copies(self.pool, taken, self._device, blocks))
@@ -74,7 +74,7 @@ class HostTier:
 
     def take(self, blocks: Sequence[Run]) -> tuple[HostCopy, Steps] | None:
         """As `put` where nothing is queued: the caller takes the steps, and keeps ``blocks`` meanwhile."""
-        taken = self.pool.take(sum(run.blocks for run in blocks))
+        taken = self._room_for(blocks)
         if taken is None:
             return None
         self.swapped_out += 1
@@ -96,6 +96,14 @@ class HostTier:
         """
         self._incoming.add(source, self._copies(self._device, blocks, self.pool, source))
         self.swapped_in += 1
+
+    def _room_for(self, blocks: Sequence[Run]) -> list[Run] | None:
+        """As many host blocks. Where copies are queued they are one run: each tensor is one transfer."""
+        taken = self.pool.take(sum(run.blocks for run in blocks))
+        if taken is not None and self.queues and len(taken) > 1:
+            self.pool.blocks.release(taken)
+            return None
+        return taken
 
     def wait_for(self, blocks: int) -> None:
         """Wait until finished copies have freed ``blocks`` device blocks, or no copy is left."""

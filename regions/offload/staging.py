@@ -11,14 +11,14 @@ import torch
 
 from regions.allocator import Run
 from regions.extents import SlotRange
-from regions.kv_tensors import KVPool, pieces
+from regions.kv_tensors import KVPool, pieces, slots_on
 from regions.offload.kv_store import Steps
 
 CHUNK = 1 << 20
-"""Most bytes of one step; at least one token of a head, or one block."""
+"""Most bytes of one step on a CPU; at least one token of a head, or one block."""
 
 
-class _Chunk(NamedTuple):
+class _Part(NamedTuple):
     """Heads and tokens of a tensor that follow each other in a file."""
 
     heads: tuple[int, int]
@@ -28,63 +28,80 @@ class _Chunk(NamedTuple):
 class Staging:
     """The buffer between a pool's KV and a file, pinned for a GPU, which copies on a stream of its own.
 
+    A GPU gathers and scatters, and the buffer has room for the largest tensor: each is one transfer.
     ``ranges``: the slots, oldest token first. Make it on the thread that copies: passes queued until then
     are waited for.
     """
 
     def __init__(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
         on_gpu = pool.device.type == "cuda"
-        self._rows = [tensor.view(torch.uint8) for tensor in pool.tensors]  # [kv_heads, slots, bytes]
+        # [kv_heads, slots, numbers or bytes]
+        self._rows = pool.tensors if on_gpu else [tensor.view(torch.uint8) for tensor in pool.tensors]
         self._ranges, self._tokens = ranges, sum(count for _, count in ranges)
-        longest = max(rows.shape[2] for rows in self._rows)
-        self._buffer = torch.empty(max(CHUNK, longest), dtype=torch.uint8, pin_memory=on_gpu)
+        largest = max(rows.shape[0] * self._tokens * _row_bytes(rows) for rows in self._rows)
+        self._most = largest if on_gpu else CHUNK
+        longest = max(_row_bytes(rows) for rows in self._rows)
+        self._buffer = torch.empty(max(self._most, longest), dtype=torch.uint8, pin_memory=on_gpu)
         self._stream: torch.cuda.Stream | None = None
         if on_gpu:
             self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]  # untyped in torch
             self._stream.wait_stream(torch.cuda.default_stream(pool.device))
+            with torch.cuda.stream(self._stream):
+                self._slots = slots_on(self._rows[0].device, ranges)
 
     def read(self) -> Iterator[memoryview]:
         """The bytes in the order of a file, a chunk at a time, each until the next."""
         for rows in self._rows:
-            for chunk in _chunks(rows.shape[0], self._tokens, rows.shape[2]):
-                buffer = self._view(chunk, rows.shape[2])
-                self._copy((part, rows[at]) for part, at in self._parts(chunk, buffer))
-                yield buffer.numpy().data.cast("B")
+            for part in _cut(rows, self._tokens, self._most):
+                buffer = self._view(rows, part)
+                self._gather(rows, part, buffer)
+                yield from _chunks(buffer)
 
     def write(self) -> Iterator[memoryview]:
-        """As `read`: what the caller puts into each chunk is copied to the slots before the next."""
+        """As `read`: what the caller puts into the chunks is in the slots once the steps have ended."""
         for rows in self._rows:
-            for chunk in _chunks(rows.shape[0], self._tokens, rows.shape[2]):
-                buffer = self._view(chunk, rows.shape[2])
-                yield buffer.numpy().data.cast("B")
-                self._copy((rows[at], part) for part, at in self._parts(chunk, buffer))
+            for part in _cut(rows, self._tokens, self._most):
+                buffer = self._view(rows, part)
+                yield from _chunks(buffer)
+                self._scatter(rows, part, buffer)
 
-    def _view(self, chunk: _Chunk, row: int) -> torch.Tensor:
-        heads, tokens = (stop - start for start, stop in chunk)
-        return self._buffer[: heads * tokens * row].view(heads, tokens, row)
+    def _view(self, rows: torch.Tensor, part: _Part) -> torch.Tensor:
+        heads, tokens = (stop - start for start, stop in part)
+        size = heads * tokens * _row_bytes(rows)
+        return self._buffer[:size].view(rows.dtype).view(heads, tokens, rows.shape[2])
 
-    def _parts(self, chunk: _Chunk, buffer: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[int, slice]]]:
-        """Each part of ``buffer`` that is contiguous in the pool, too, and its head and slots there."""
-        (first, last), (start, stop) = chunk
+    def _gather(self, rows: torch.Tensor, part: _Part, buffer: torch.Tensor) -> None:
+        if self._stream is None:
+            for here, there in self._pieces(rows, part, buffer):
+                np.copyto(here, there)  # torch would begin a team of threads beside the worker's
+            return
+        with torch.cuda.stream(self._stream):
+            buffer.copy_(rows.index_select(1, self._slots), non_blocking=True)
+        self._stream.synchronize()
+
+    def _scatter(self, rows: torch.Tensor, part: _Part, buffer: torch.Tensor) -> None:
+        if self._stream is None:
+            for here, there in self._pieces(rows, part, buffer):
+                np.copyto(there, here)
+            return
+        with torch.cuda.stream(self._stream):
+            packed = torch.empty_like(buffer, device=rows.device).copy_(buffer, non_blocking=True)
+            rows.index_copy_(1, self._slots, packed)
+        self._stream.synchronize()
+
+    def _pieces(
+        self, rows: torch.Tensor, part: _Part, buffer: torch.Tensor
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Each piece of ``buffer`` that is contiguous in the pool, too, and the same there."""
+        (first, last), (start, stop) = part
         before = 0
         for slot, count in self._ranges:
             low, high = max(start, before), min(stop, before + count)
             if low < high:
                 slots = slice(slot + low - before, slot + high - before)
                 for head in range(first, last):
-                    yield buffer[head - first, low - start : high - start], (head, slots)
+                    yield buffer[head - first, low - start : high - start].numpy(), rows[head, slots].numpy()
             before += count
-
-    def _copy(self, pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy each second tensor to the first."""
-        if self._stream is None:
-            for to, of in pairs:
-                np.copyto(to.numpy(), of.numpy())  # torch would begin a team of threads beside the worker's
-            return
-        with torch.cuda.stream(self._stream):
-            for to, of in pairs:
-                to.copy_(of, non_blocking=True)
-        self._stream.synchronize()
 
 
 def copying(target: KVPool, to: Sequence[Run], source: KVPool, blocks: Sequence[Run]) -> Steps:
@@ -106,14 +123,26 @@ def _bytes(kv: torch.Tensor) -> np.ndarray:
     return kv.view(torch.uint8).numpy()
 
 
-def _chunks(heads: int, tokens: int, row: int) -> Iterator[_Chunk]:
-    """Cut ``[heads, tokens, row]`` bytes: whole heads, or where one is too large, some tokens of it."""
-    if tokens * row > CHUNK:
-        most = max(1, CHUNK // row)
+def _row_bytes(rows: torch.Tensor) -> int:
+    """Bytes of one token of a head."""
+    return rows.shape[2] * rows.element_size()
+
+
+def _cut(rows: torch.Tensor, tokens: int, most: int) -> Iterator[_Part]:
+    """Cut ``tokens`` of each head: whole heads in at most ``most`` bytes, or some tokens of a larger one."""
+    heads, row = rows.shape[0], _row_bytes(rows)
+    if tokens * row > most:
+        step = max(1, most // row)
         for head in range(heads):
-            for first in range(0, tokens, most):
-                yield _Chunk((head, head + 1), (first, min(first + most, tokens)))
+            for first in range(0, tokens, step):
+                yield _Part((head, head + 1), (first, min(first + step, tokens)))
         return
-    most = CHUNK // (tokens * row)
-    for head in range(0, heads, most):
-        yield _Chunk((head, min(head + most, heads)), (0, tokens))
+    step = most // (tokens * row)
+    for head in range(0, heads, step):
+        yield _Part((head, min(head + step, heads)), (0, tokens))
+
+
+def _chunks(buffer: torch.Tensor) -> Iterator[memoryview]:
+    whole = buffer.view(torch.uint8).numpy().data.cast("B")
+    for start in range(0, len(whole), CHUNK):
+        yield whole[start : start + CHUNK]
