@@ -367,6 +367,12 @@ class EngineHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     idle: bool
 
 
+class EngineLoads(msgspec.Struct, frozen=True, tag="loads"):
+    """What an engine that is not ready yet is doing, for people."""
+
+    doing: str
+
+
 class InputDone(msgspec.Struct, frozen=True, tag="input_done"):
     """After `EndInput`: everything the source sent is answered."""
 
@@ -405,6 +411,7 @@ EngineEvent = (
     | Labelled
     | ReplyEvent
     | EngineHeartbeat
+    | EngineLoads
     | InputDone
     | ThreadEnded
     | EngineStopped

@@ -99,7 +99,7 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
             )
         pool = each.engine.pool
         place = table if number else "pool"
-        yield Finding(f"{place}.blocks", _size(pool))
+        yield Finding(f"{place}.{part.pool.size_key.removeprefix('pool.')}", _size(pool))
         if each.tiers.host is not None:
             yield Finding(f"{place}.host_blocks", _size(each.tiers.host.pool))
         if part.opens_by_partition and part.sessions:

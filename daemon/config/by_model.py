@@ -14,6 +14,8 @@ from feeds.connector import SettingError
 
 NO_SESSION = ("",)
 """As `sessions` of a question: no session has this name."""
+_OF_POOL = ("blocks", "memory", "host_blocks")
+"""Keys of `[pool]` that each of `[[models]]` has of its own."""
 
 
 def by_model(config: Config) -> tuple[Config, ...]:
@@ -31,7 +33,8 @@ def _part(config: Config, model: ModelConfig) -> Config:
         return config
     pool, scheduler, settings = config.pool, config.scheduler, model
     if isinstance(model, NamedModel):
-        pool = structs.replace(pool, blocks=model.blocks, host_blocks=model.host_blocks)
+        own = {name: getattr(model, name) for name in _OF_POOL}
+        pool = structs.replace(pool, **own)
         scheduler = structs.replace(scheduler, profile="")  # it was measured with the first one
         settings = structs.replace(model, threads=config.model.threads)
 
@@ -82,6 +85,6 @@ def key_of_file(config: Config, number: int, key: str) -> str:
         added = len(_of_preset(config, (config.model, *config.models)[number]) or ())
         index = int(found[1]) - added
         return f"questions[{index}]{found[2]}" if index >= 0 else "standing"
-    if number and (found := re.match(r"model\.(.*)|pool\.(blocks|host_blocks)$", key)):
+    if number and (found := re.match(rf"model\.(.*)|pool\.({'|'.join(_OF_POOL)})$", key)):
         return f"models[{number - 1}].{found[1] or found[2]}"
     return key

@@ -329,6 +329,8 @@ def _pool(config: Config) -> Iterator[KeyProblem]:
         return structs.replace(session, retention_tokens=min(session.retention_tokens, window))
 
     for number, part in enumerate(by_model(config)):
+        if part.pool.blocks and part.pool.memory:
+            yield key_of_file(config, number, "pool.memory"), "sizes the pool, as blocks do: set one of them"
         for key, why in pool_problems(part, at_least):
             yield key_of_file(config, number, key), why
 
@@ -368,11 +370,12 @@ def pool_size(config: Config, sessions: Sequence[SessionConfig]) -> Iterator[Key
     question = limits.max_prompt_tokens + limits.max_new_tokens
     needed = kept + appends + question
     if tokens and tokens < needed:
+        remedy = "give it more memory" if config.pool.memory else "add blocks"
         yield (
-            "pool.blocks",
+            config.pool.size_key,
             f"{config.pool.blocks} blocks of {config.pool.block_size} have room for {tokens} tokens, but"
             f" {needed} are needed ({kept} for windows, {appends} for appends, {question} for a question):"
-            f" add blocks, or set 0 to size the pool from the sessions",
+            f" {remedy}, or set 0 to size the pool from the sessions",
         )
 
 

@@ -198,13 +198,24 @@ class NamedModel(ModelConfig, frozen=True, kw_only=True):
         about("what sessions call this model, and clients beside its own name", pattern=_NAME, max_length=64),
     ]
     blocks: Annotated[int, about("blocks of its pool, as `pool.blocks`", ge=0)] = 0
+    memory: Annotated[float, about("memory of its pool, as `pool.memory`", ge=0)] = 0.0
     host_blocks: Annotated[HostBlocks, about("blocks of its host tier, as `pool.host_blocks`")] = "auto"
 
 
 class PoolConfig(Table, frozen=True):
     """The paged KV pool that all sessions share."""
 
-    blocks: Annotated[int, about("blocks in the pool; 0 sizes it from the sessions", ge=0)] = 0
+    blocks: Annotated[
+        int, about("blocks in the pool; 0 sizes it by `memory`, or else from the sessions", ge=0)
+    ] = 0
+    memory: Annotated[
+        float,
+        about(
+            "memory of the pool instead of `blocks`, in bytes, or below 1 as a share, at most 0.95, of what "
+            "weights and the largest pass leave on the model's device; 0 is neither",
+            ge=0,
+        ),
+    ] = 0.0
     block_size: Annotated[int, about("tokens a block", ge=1, le=1024)] = 16
     frame_limit: Annotated[
         int, about("upper bound of positions; see position frame in the glossary", ge=128)
@@ -246,6 +257,16 @@ class PoolConfig(Table, frozen=True):
             '"" is `sessions` in the cache directory'
         ),
     ] = ""
+
+    @property
+    def has_size(self) -> bool:
+        """Whether its size is given; else the sessions give it."""
+        return bool(self.blocks or self.memory)
+
+    @property
+    def size_key(self) -> str:
+        """The key by which it is made larger or smaller."""
+        return "pool.memory" if self.memory else "pool.blocks"
 
 
 class SchedulerConfig(Table, frozen=True):

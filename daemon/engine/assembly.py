@@ -77,7 +77,7 @@ def load_engine(
 
     ``ahead``: see `build`; the others as in `wire_engine`. ``wrap`` gives the executor.
     """
-    built = build(config, progress, ahead)
+    built = build(config, progress, ahead, tell=lambda doing: emit(protocol.EngineLoads(doing)))
     executor = None if wrap is None else wrap(built.engine)
     standby = config.recovery.standby
     return wire_engine(

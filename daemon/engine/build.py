@@ -11,7 +11,7 @@ from msgspec import structs
 from daemon.config.answerable import terse_text
 from daemon.config.by_model import by_model, keys_of_file
 from daemon.config.checks import tables_of
-from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, SessionConfig
+from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.cost_probe import measured_costs
@@ -23,10 +23,12 @@ from daemon.engine.memory_budget import (
     SHARE,
     SharedMemory,
     asked_host_blocks,
+    blocks_of_memory,
     check_memory,
     check_weights,
     fitting_blocks,
     host_blocks,
+    shown_bytes,
 )
 from daemon.engine.pool_size import PoolLimit, PoolSizes, Window, check_pools, kept_tokens
 from daemon.engine.prefixes import EnginePrefixes, Explanation
@@ -45,8 +47,9 @@ from engine.model.loaded import Layers, LoadedModel, Weights
 from engine.model.lora import AdapterError
 from engine.model.remembered import recall, remember
 from engine.model.terse import TAPE_MODEL, Terse, TerseQuestion, named_lines
+from engine.pass_memory import pass_bytes
 from engine.step import OutOfMemory
-from engine.warm_up import warm_up
+from engine.warm_up import Tell, warm_up
 from feeds.connector import SettingError
 from feeds.decimals import to_units
 from flash.confidence import Calibration
@@ -434,27 +437,34 @@ def build(
     ahead: tuple[Loaded, ...] = (),
     *,
     opens_all: bool = False,
+    tell: Tell = lambda doing: None,
 ) -> Built:
     """Load the models, size their pools and open the tapes of `opened_at_start`, or with ``opens_all`` of all
     sessions; each goes on from its ``progress``.
 
-    ``ahead``: the models of `load_on_cpu`. Runs in a thread of its own, because another one will use the
-    device. Raises SettingError naming the key.
+    ``ahead``: the models of `load_on_cpu`. ``tell``: called with what takes long. Runs in a thread of its
+    own, because another one will use the device. Raises SettingError naming the key.
     """
-    return in_own_thread(lambda: _build_all(config, progress, ahead, opens_all=opens_all))
+    return in_own_thread(lambda: _build_all(config, progress, ahead, tell, opens_all=opens_all))
 
 
 def _build_all(
-    config: Config, progress: Mapping[str, Progress], ahead: tuple[Loaded, ...], *, opens_all: bool
+    config: Config,
+    progress: Mapping[str, Progress],
+    ahead: tuple[Loaded, ...],
+    tell: Tell,
+    *,
+    opens_all: bool,
 ) -> Built:
     use_threads(config.model.threads)
     models = ahead or load_all(config)
     found: list[Built] = []
+    tell("measuring memory and costs")
     rooms = sized_all(config, models)
     for number, (part, model, room) in enumerate(zip(by_model(config), models, rooms, strict=True)):
         with keys_of_file(config, number):
             opened = part if opens_all else opened_at_start(part)
-            built = _build(part, opened, progress, model, room)
+            built = _build(part, opened, progress, model, room, tell)
             found.append(replace(built, names=_names(part.model, model[0], found)))
     return replace(found[0], others=tuple(found[1:]))
 
@@ -515,6 +525,8 @@ def _sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: Sh
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
+    if config.pool.memory:
+        config = structs.replace(config, pool=_of_memory(config, loaded, memory))
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
     window = window_of(prompt)
     sizes = PoolSizes(config, longest + (header if compact else 0), window)
@@ -522,6 +534,25 @@ def _sized(config: Config, loaded: LoadedModel, prompt: PromptFormat, memory: Sh
     check_pools(config, compact, window)
     blocks = _capacity(config, sizes, compact, largest, loaded, memory)
     return Sized(lines, prefixes, sizes, compact, largest, longest, blocks, asked_host_blocks(config.pool))
+
+
+def _of_memory(config: Config, loaded: LoadedModel, memory: SharedMemory) -> PoolConfig:
+    """The pool's settings, with the blocks that its `memory` is. Raises SettingError."""
+    settings, tokens = config.pool, config.scheduler.max_batch_tokens
+    free = memory(loaded.device)
+    try:
+        peak = pass_bytes(loaded, tokens, settings.block_size)
+    except OutOfMemory as error:
+        why = f"weights leave no memory for a pass of {tokens:,} tokens: lower it ({error})"
+        raise SettingError("scheduler.max_batch_tokens", why) from error
+    taken = peak + _for_spare(config, loaded)
+    if loaded.device.type == "cpu":
+        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+        taken += asked_host_blocks(settings) * each
+    blocks = blocks_of_memory(settings, loaded, free, taken)
+    passes = f"passes of up to {tokens:,} tokens take {shown_bytes(peak)}"
+    log.info("the pool has %s blocks: %s are available, %s", f"{blocks:,}", shown_bytes(free), passes)
+    return structs.replace(settings, blocks=blocks)
 
 
 def pool_bytes(config: Config, models: Sequence[Loaded]) -> int:
@@ -539,6 +570,7 @@ def _build(
     progress: Mapping[str, Progress],
     ahead: Loaded,
     room: Sized,
+    tell: Tell,
 ) -> Built:
     """One model's."""
     costs = costs_of(config)
@@ -558,14 +590,14 @@ def _build(
         return max(int(blocks * share), least)
 
     engine = _engine(loaded, config, blocks, cached(blocks))
-    limit = PoolLimit(engine, room.sizes, cached, follows=not config.pool.blocks, largest=room.largest)
+    limit = PoolLimit(engine, room.sizes, cached, follows=not config.pool.has_size, largest=room.largest)
     recovery = Recovery(config)
     if recovery.enabled:
         recovery.files.prepare()
     if room.host_blocks and not config.scheduler.profile:
         costs = OnlineCosts(measured_costs(engine, config.scheduler.max_batch_tokens, room.host_blocks))
     if loaded.device.type != "cpu":
-        warmed(engine, config)
+        warmed(engine, config, tell)
     tiers = tiers_of(config, engine, room.host_blocks, costs.copied)
     tapes: dict[str, Tape] = {}
     packs = EnginePacks(
@@ -588,7 +620,7 @@ def _build(
         except ValueError as error:
             raise SettingError(f"{table}.retention_tokens", str(error)) from error
         except ModelError as error:
-            raise SettingError("pool.blocks", str(error)) from error
+            raise SettingError(config.pool.size_key, str(error)) from error
     return built
 
 
@@ -650,20 +682,20 @@ def _engine(loaded: LoadedModel, config: Config, blocks: int, cached: int) -> En
         if not out_of_memory(error):
             raise
         why = str(error).partition("\n")[0][:200]
-        raise SettingError("pool.blocks", f"no memory for {blocks} blocks: {why}") from error
+        raise SettingError(settings.size_key, f"no memory for {blocks} blocks: {why}") from error
 
 
-def warmed(engine: Engine, config: Config) -> None:
+def warmed(engine: Engine, config: Config, tell: Tell) -> None:
     """Run the passes of `warm_up`. Raises SettingError where the pool leaves them no memory."""
     tokens = config.scheduler.max_batch_tokens
     window = max((session.retention_tokens for session in config.all_sessions), default=0)
     log.info("warming up: the first start compiles kernels, which takes longer")
     try:
-        warm_up(engine, tokens, window)
+        warm_up(engine, tokens, window, tell)
     except OutOfMemory as error:
         blocks = engine.pool.capacity
         why = f"{blocks:,} blocks leave no memory for a pass of {tokens:,} tokens: have fewer ({error})"
-        raise SettingError("pool.blocks", why) from error
+        raise SettingError(config.pool.size_key, why) from error
 
 
 def line_spec(

@@ -74,7 +74,7 @@ def check_memory(
     device, asked = loaded.device, asked_host_blocks(settings)
     free = available(device)
     sized = "" if settings.blocks else " (pool.blocks = 0 sizes the pool from the sessions)"
-    _check("pool.blocks", blocks, each, free, device, sized, room)
+    _check(settings.size_key, blocks, each, free, device, sized, room)
     if asked:
         rest = available(HOST)
         if device.type == "cpu":  # both are of the same memory
@@ -87,6 +87,28 @@ def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Availab
     each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
     fit = int(SHARE * available(loaded.device)) // each
     return fit - asked_host_blocks(settings) if loaded.device.type == "cpu" else fit
+
+
+def blocks_of_memory(settings: PoolConfig, loaded: LoadedModel, free: int, taken: int) -> int:
+    """Blocks of the pool in the `pool.memory` of ``settings``.
+
+    ``free``: bytes that are available; ``taken``: those that a pass, a host tier and a spare engine take of
+    them. Raises SettingError where the rest is too small.
+    """
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    left = max(0, free - taken)
+    asked = int(settings.memory if settings.memory >= 1 else settings.memory * left)
+    leaves = (
+        f"{shown_bytes(max(0, free))} are available {_where(loaded.device)} besides the weights, of which "
+        f"passes, host tier and spare engine take {shown_bytes(taken)}"
+    )
+    if asked > SHARE * left:
+        why = f"{leaves}: set at most {int(SHARE * left):,}, or a share of at most {SHARE}"
+        raise SettingError("pool.memory", f"{shown_bytes(asked)} are more than there is room for: {why}")
+    if asked < each:
+        why = f"is less than a block of {settings.block_size} tokens, which takes {shown_bytes(each)}"
+        raise SettingError("pool.memory", f"{shown_bytes(asked)} {why} ({leaves})")
+    return asked // each
 
 
 def asked_host_blocks(settings: PoolConfig) -> int:

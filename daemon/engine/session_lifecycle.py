@@ -249,7 +249,7 @@ class EngineSessions:
             try:
                 check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact, window)
             except SettingError as error:
-                if self.config.pool.blocks:
+                if self.config.pool.has_size:
                     raise
                 why = f"the {limit.capacity} blocks set aside at the start do not hold its window, too"
                 raise SettingError(error.key, f"{why}: restart with this session, or set them") from None

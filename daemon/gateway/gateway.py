@@ -120,13 +120,13 @@ class Gateway:
             self.publisher.progress.serve_at(self.query.endpoint)
         if self.peer_events is not None:
             self.tasks.start(PEER_EVENTS, self.peer_events, restarts=True)
-        self.notifier.status("starting: connecting sinks")
+        self.notifier.starting("connecting sinks")
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
         self.publisher.outbox.delivery.start(self.tasks)
         self.input.start_transactions()
         if self.past is not None:
             self.past.restore()
-        self.notifier.status("starting: loading the model")
+        self.notifier.starting("loading the model")
         await self._or_failure(self.input.recover())
         await self.engine.start(self.connect, self._on_event, self._on_engine_gone)
         self.tasks.start(ENGINE_WATCH, self.engine.watch)
@@ -134,7 +134,7 @@ class Gateway:
         await self._or_failure(asyncio.to_thread(warm_up))
         await self._or_failure(asyncio.to_thread(columns.warm_up))
         await self._or_failure(self.engine.ready.wait())
-        self.notifier.status("starting: connecting the source")
+        self.notifier.starting("connecting the source")
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
         self.tasks.start(COMMIT, self.input.commit_periodically, returns=True)
@@ -282,6 +282,8 @@ class Gateway:
                 self.publisher.streams.name(*event.streams)
                 self.input.engine_ready(event.positions)
                 self.store.set("foretick_engine_up", 1)
+            case protocol.EngineLoads():
+                self.notifier.starting(event.doing)
             case protocol.InputDone():
                 self.input_done.set()
             case protocol.ThreadEnded():

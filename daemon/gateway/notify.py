@@ -22,16 +22,16 @@ class Notifier:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
         self.watchdog_s = _watchdog_seconds(env) if name else None
-        self._serves = False
+        self._serves = self._stops = False
 
     def ready(self, status: str = "") -> bool:
         """Start-up is finished: model loaded and feeds up."""
         self._serves = True
         return self._send("READY=1", status)
 
-    def status(self, text: str) -> bool:
-        """One line for `systemctl status`."""
-        return self._send("", text)
+    def starting(self, doing: str) -> bool:
+        """One line for `systemctl status`; nothing is sent from READY on, whatever an engine then loads."""
+        return not (self._serves or self._stops) and self._send("", f"starting: {doing}")
 
     @contextlib.contextmanager
     def reloading(self, status: Callable[[], str]) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Notifier:
 
     def stopping(self, status: str = "") -> bool:
         """Shutdown has begun."""
-        self._serves = False
+        self._serves, self._stops = False, True
         return self._send("STOPPING=1", status)
 
     def alive(self) -> bool:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from daemon.config.schema import PoolConfig
 from daemon.engine import build
 from engine.engine import Engine
 from engine.graphs.runner import CapturePlan
@@ -43,7 +44,11 @@ def test_what_is_asked_then_was_captured_and_is_answered_as_without(model: Loade
     engine = opened(model, captured=True)
     free, graphs = engine.pool.free_blocks, engine.graphs
     assert graphs is not None
-    warm_up(engine, 16, 40)
+    told: list[str] = []
+    warm_up(engine, 16, 40, told.append)
+    passes = [f"running passes, {n} of 10" for n in range(1, 11)]
+    captures = [f"capturing passes, {n} of 9" for n in range(1, 10)]
+    assert told == ["compiling kernels", *passes, *captures]
     captured, replays = graphs.captures, graphs.replays
     assert engine.pool.free_blocks == free
     assert captured == 9  # 1, 2 ... 16 rows, of which one is sampled, or all
@@ -58,8 +63,11 @@ def test_a_pool_without_room_for_them_is_left_as_it_was(model: LoadedModel) -> N
     assert engine.pool.free_blocks == 5  # one is the padding's
 
 
+@pytest.mark.parametrize(
+    ("pool", "key"), [(PoolConfig(), "pool.blocks"), (PoolConfig(memory=0.5), "pool.memory")]
+)
 def test_passes_that_the_pool_leaves_no_memory_are_an_error_of_its_key(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: PoolConfig, key: str
 ) -> None:
     def execute(batch: object) -> None:
         raise OutOfMemory("CUDA out of memory")
@@ -67,6 +75,6 @@ def test_passes_that_the_pool_leaves_no_memory_are_an_error_of_its_key(
     engine = opened(model, captured=False)
     monkeypatch.setattr(engine, "execute", execute)
     with pytest.raises(SettingError, match="leave no memory") as caught:
-        build.warmed(engine, inproc_config())
-    assert caught.value.key == "pool.blocks"
+        build.warmed(engine, inproc_config(pool=pool), lambda doing: None)
+    assert caught.value.key == key
     assert engine.pool.free_blocks == 80

@@ -189,6 +189,7 @@ def test_sessions_of_models_that_come_with_a_restart_stay_as_they_are(tmp_path: 
         (1, "model.path", "models[0].path"),
         (1, "pool.blocks", "models[0].blocks"),
         (0, "pool.blocks", "pool.blocks"),
+        (1, "pool.memory", "models[0].memory"),
         (1, "pool.frame_limit", "pool.frame_limit"),
         (1, "sessions[0].lines", "sessions[1].lines"),
         (0, "sessions[1].lines", "sessions[2].lines"),

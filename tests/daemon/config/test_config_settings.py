@@ -110,6 +110,8 @@ def test_typed_overrides_are_taken_as_they_are():
         ("[pool]\nblocks = -1", "pool.blocks", ">= 0"),
         ('[pool]\nhost_blocks = "many"', "pool.host_blocks", "must be a number or auto, not 'many'"),
         ("[pool]\nhost_blocks = -1", "pool.host_blocks", ">= 0"),
+        ("[pool]\nmemory = -0.5", "pool.memory", ">= 0"),
+        ("[pool]\nmemory = 0.5\nblocks = 4096", "pool.memory", "as blocks do: set one of them"),
         ("[scheduler]\ncell_budget = 0", "scheduler.cell_budget", "> 0"),
         ("[bars]\ninterval = 1", "bars.interval", "expected a duration"),
         ('[bars]\ninterval = "1 s"', "bars.interval", "expected a duration"),

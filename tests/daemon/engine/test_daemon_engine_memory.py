@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from daemon.cli.check import check_all
 from daemon.config.schema import (
     UNTRAINED,
     Config,
@@ -32,6 +33,8 @@ from daemon.engine.memory_budget import (
     unbounded_host_blocks,
 )
 from daemon.engine.spare_engine import spare_engine
+from engine.pass_memory import pass_bytes
+from engine.step import OutOfMemory
 from feeds.connector import SettingError
 from regions.kv_tensors import KVPool, LayerShape
 from tests.engine.oracle import tiny
@@ -223,3 +226,102 @@ def test_default_host_tiers_leave_room_for_the_pools_of_all_models(monkeypatch: 
     tight = sized_all(config, loaded)
     assert [room.blocks for room in tight] == [room.blocks for room in rooms]
     assert [room.host_blocks for room in tight] == [0, 0]
+
+
+PEAK = 3 << 20
+"""Of passes on the fake device."""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loaded models on a GPU with so much free memory."""
+    monkeypatch.setattr(building, "pass_bytes", lambda loaded, rows, block_size: PEAK)
+    (loaded, prompt), *_ = load_all(CONFIG)
+
+    def found(free: int) -> list[Any]:
+        memory = {"cuda": free, "cpu": 1 << 40}
+        monkeypatch.setattr(building, "SharedMemory", lambda: SharedMemory(of(memory)))
+        return [(replace(loaded, device=torch.device("cuda", 0)), prompt)]
+
+    return found
+
+
+def with_memory(memory: float, **keys: Any) -> Config:
+    return structs.replace(CONFIG, pool=PoolConfig(memory=memory, **keys))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(share=st.floats(0.2, SHARE), free=st.integers(1 << 28, 1 << 36))
+def test_a_share_is_of_what_weights_and_passes_leave(gpu: Any, share: float, free: int) -> None:
+    models = gpu(free)
+    each = KVPool.block_bytes(models[0][0].layers, 16, models[0][0].dtype)
+    (room,) = sized_all(with_memory(share), models)
+    assert room.blocks == int(share * (free - PEAK)) // each
+
+
+def test_bytes_are_the_pools_if_passes_have_room_beside_it(gpu: Any) -> None:
+    models, free = gpu(1 << 30), 1 << 30
+    each = KVPool.block_bytes(models[0][0].layers, 16, models[0][0].dtype)
+    (room,) = sized_all(with_memory(200e6), models)
+    assert room.blocks == int(200e6) // each
+    most = int(SHARE * (free - PEAK))
+    (room,) = sized_all(with_memory(most), models)
+    assert room.blocks == most // each
+    for memory in (most + 1, 0.96):
+        with pytest.raises(
+            SettingError, match=f"set at most {most:,}, or a share of at most 0.95"
+        ) as refused:
+            sized_all(with_memory(memory), models)
+        assert refused.value.key == "pool.memory"
+
+
+@pytest.mark.parametrize(
+    ("memory", "free", "why"),
+    [
+        (100.0, 1 << 30, "is less than a block of 16 tokens"),
+        (0.85, PEAK, "is less than a block"),
+        (0.85, PEAK + (1 << 20), "give it more memory"),
+        (1 << 20, 1 << 30, "are needed"),
+    ],
+)
+def test_memory_without_room_for_a_session_is_refused(gpu: Any, memory: float, free: int, why: str) -> None:
+    with pytest.raises(SettingError, match=why) as refused:
+        sized_all(with_memory(memory), gpu(free))
+    assert refused.value.key == "pool.memory"
+
+
+def test_weights_that_leave_no_memory_for_a_pass_are_an_error_of_the_batch(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs_out(loaded: Any, rows: int, block_size: int) -> int:
+        raise OutOfMemory("CUDA out of memory")
+
+    monkeypatch.setattr(building, "pass_bytes", runs_out)
+    with pytest.raises(SettingError, match="no memory for a pass") as refused:
+        sized_all(with_memory(0.5), gpu(1 << 30))
+    assert refused.value.key == "scheduler.max_batch_tokens"
+
+
+def test_on_a_cpu_host_tier_and_spare_engine_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_machine(monkeypatch, 2 << 30)
+    loaded = load_all(CONFIG)
+    each = KVPool.block_bytes(loaded[0][0].layers, 16, loaded[0][0].dtype)
+    taken = pass_bytes(loaded[0][0], CONFIG.scheduler.max_batch_tokens, 16)
+    for process, more in ((ProcessConfig(mode="inproc"), 0), (ProcessConfig(mode="two"), 500 << 20)):
+        config = structs.replace(with_memory(0.5, host_blocks=1000), process=process)
+        (room,) = sized_all(config, loaded)
+        assert room.blocks == int(0.5 * ((2 << 30) - taken - more - 1000 * each)) // each
+
+
+def test_check_says_the_blocks_that_follow_and_the_pool_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_machine(monkeypatch, 1 << 30)
+    config = structs.replace(with_memory(64e6), process=ProcessConfig(mode="inproc"))
+    built = build(config, {})
+    each = KVPool.block_bytes(built.loaded.layers, 16, built.loaded.dtype)
+    blocks = int(64e6) // each
+    assert (built.engine.pool.capacity, built.engine.pool.total_blocks) == (blocks, blocks)
+    found = {each.key: each.message for each in check_all(config)}
+    assert found["pool.memory"] == f"{blocks} blocks, {blocks * each / 2**20:.0f} MiB"
+    assert "pool.blocks" not in found
+    (wrong,) = [each for each in check_all(with_memory(1000)) if each.key == "pool.memory"]
+    assert not wrong.ok

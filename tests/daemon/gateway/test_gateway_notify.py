@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.gateway.notify import Notifier
-from tests.kit import until
+from tests.kit import inproc_config, until
 from tests.kit.fakes import ServiceManager
+from tests.kit.inproc import running
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -31,16 +32,27 @@ def notifier(manager) -> Iterator[Notifier]:
 
 
 def test_states_arrive_as_systemd_spells_them(manager, notifier):
+    assert notifier.starting("two\nlines")
     assert notifier.ready("3 sessions")
-    assert notifier.status("two\nlines")
+    assert not notifier.starting("another engine")
     assert notifier.alive()
     assert notifier.stopping()
+    assert not notifier.starting("another engine")
     assert manager.received() == [
+        "STATUS=starting: two lines",
         "READY=1\nSTATUS=3 sessions",
-        "STATUS=two lines",
         "WATCHDOG=1",
         "STOPPING=1",
     ]
+
+
+async def test_what_takes_an_engine_long_is_told_before_ready(manager):
+    """Passes and captures of a start are of a GPU; what every engine measures is told the same way."""
+    async with running(inproc_config(standing="none"), notifier=Notifier({"NOTIFY_SOCKET": manager.name})):
+        told = manager.received()
+        assert told.index("STATUS=starting: measuring memory and costs") < told.index(
+            "READY=1\nSTATUS=1 sessions"
+        )
 
 
 def test_a_reload_is_told_between_ready_and_stopping_only(manager, notifier):
