@@ -12,11 +12,12 @@ from engine.attention.base import Attention
 from engine.attention.cpu_kernel.choice import cpu_attention
 from engine.attention.last_layer import LastLayer
 from engine.attention.metadata import AttentionMetadata, PackedRows
-from engine.device import finish, guarded, to_device
+from engine.device import guarded, to_device
 from engine.graphs.runner import Capture, CapturePlan, GraphRunner, runner_for
 from engine.model.architectures import ModelError
 from engine.model.loaded import ForwardContext, LoadedModel
 from engine.model.question_pack import MAX_TOKENS
+from engine.pass_end import PassEnd
 from engine.sampling import accept, choose
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
@@ -64,6 +65,7 @@ class Engine:
         )
         self.attention = attention or default_attention(model)
         self._adapted: tuple[LoadedModel, ...] = ()
+        self._end = PassEnd(model.device)
         budget = blocks * block_size if cache_tokens is None else cache_tokens
         self.cache = RadixCache(self.pool, budget, retained_share=retained_share)
         self.graphs: GraphRunner | None = None
@@ -77,6 +79,11 @@ class Engine:
         """
         self._adapted = (*self._adapted, adapted)
         return self.model.sizes.vocabulary + MAX_TOKENS * (len(self._adapted) - 1)
+
+    @property
+    def took_ns(self) -> int | None:
+        """See `Timed`; on a CPU its callers time it."""
+        return self._end.took_ns
 
     def resize(self, blocks: int, cache_tokens: int) -> None:
         """Use at most ``blocks`` of the pool, and ``cache_tokens`` of them for cached prefixes."""
@@ -177,9 +184,9 @@ class Engine:
             tops += [chunk.top_logprobs] * chunk.sampled_rows
         if not keep:
             # else its time and its faults would be those of a later pass
-            self._run(batch, [], lambda logits: finish(self.model.device))
+            self._run(batch, [], lambda logits: self._end.wait())
             return [None] * len(batch)
-        read = partial(choose, choices=choices, sampling=sampling, top_logprobs=tops)
+        read = partial(choose, choices=choices, sampling=sampling, top_logprobs=tops, fetch=self._end.fetch)
         chosen = iter(self._run(batch, keep, read))
         return [
             accept(chunk.tokens[len(chunk.tokens) - chunk.drafts :], list(islice(chosen, chunk.sampled_rows)))
@@ -198,6 +205,7 @@ class Engine:
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
         """Run one pass; returns ``read`` applied to the logits of rows ``keep`` [keep, vocabulary]."""
         placements = [chunk.target.next_slots(len(chunk.tokens)) for chunk in batch]
+        self._end.expect()
         # tokens count as written only after `read`: an error of the device may surface only then
         result = guarded(self.model.device, lambda: read(self._logits(batch, placements, keep)))
         for chunk, placement in zip(batch, placements, strict=True):
@@ -247,7 +255,7 @@ class Engine:
         metadata = AttentionMetadata([part for each in packed for part in each.sequences()], device)
         tokens = [token - first for chunk in batch for token in chunk.tokens]
         if not number and self.graphs is not None and self.graphs.takes(metadata):
-            return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1])
+            return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1], self._end.begin)
         last = LastLayer(keep, metadata) if model.trims and 2 * len(keep) <= metadata.rows else None
         if last is None:
             keep = keep or [metadata.rows - 1]  # the model needs at least one row
@@ -256,6 +264,7 @@ class Engine:
         scattered = [] if run else [slot for begin, n in ranges for slot in range(begin, begin + n)]
         ids, rows, slots = to_device(device, tokens, keep, scattered)
         context = ForwardContext(metadata, self.pool, run or slots, self.attention, model.rotations, last)
+        self._end.begin()
         return model.forward(context, ids, rows)
 
     def _freeze(self, tokens: Sequence[int]) -> Context:

@@ -1,11 +1,11 @@
-"""Token sampling where the logits are: only four numbers per row are copied from a device.
+"""Token sampling where the logits are: a few numbers per row are copied from a device, all at once.
 
 Confidence is the logit gap of *Attention Once* equation 10, always of the raw logits. Sampling at a
 temperature is Gumbel-max, the argmax of the logits plus noise, so restricted sampling is a restricted argmax.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ INFINITY = float("inf")
 NOT_FINITE = "the model's logits are not finite"
 
 Ints = npt.NDArray[np.int64]
+Table = list[list[float]]
+Fetch = Callable[[torch.Tensor], torch.Tensor]
+"""Brings a tensor to the host."""
 
 
 @torch.inference_mode()
@@ -34,12 +37,14 @@ def choose(
     choices: Sequence[tuple[int, ...] | None],
     sampling: Sequence[Sampling | None] = (),
     top_logprobs: Sequence[int | None] = (),
+    fetch: Fetch = torch.Tensor.cpu,
 ) -> list[SampledToken]:
     """Choose a token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
 
     Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
     choice has no second best: its gap is 0. A row with a logit that is not finite fails alone. With
     ``top_logprobs[row]`` it has its log probability, and those of that many of the likeliest tokens.
+    ``fetch`` brings all of it from a device, at once.
     """
     allowed = _padded(choices)
     drawn = [
@@ -47,43 +52,49 @@ def choose(
         for row, how in enumerate(sampling)
         if how is not None
     ]
-    few = logits.device.type == "cpu" and logits.numel() <= FEW
-    choose_on = compiled if few else by_torch
+    asked = [(row, most) for row, most in enumerate(top_logprobs) if most is not None]
+    if logits.device.type == "cpu" and logits.numel() <= FEW:
+        table = compiled(logits, allowed, drawn)
+        tokens = torch.tensor([int(line[0]) for line in table])
+        likely = _logprobs(logits, asked, tokens).tolist() if asked else []
+    else:
+        found = by_torch(logits, allowed, drawn)
+        parts = [found, _logprobs(logits, asked, found[:, 0].long())] if asked else [found]
+        table, likely = _lines(fetch(torch.cat([each.flatten() for each in parts])), parts)
     chosen = [
         SampledToken(int(token), top1, top2, logits=tuple(rest[: len(among or ())]))
         if math.isfinite(spread)
         else SampledToken(0, 0.0, 0.0, NOT_FINITE)
-        for (token, top1, top2, spread, *rest), among in zip(
-            choose_on(logits, allowed, drawn), choices, strict=True
-        )
+        for (token, top1, top2, spread, *rest), among in zip(table, choices, strict=True)
     ]
-    asked = [(row, most) for row, most in enumerate(top_logprobs) if most is not None]
-    return _with_logprobs(chosen, logits, asked) if asked else chosen
-
-
-def _with_logprobs(
-    chosen: list[SampledToken], logits: torch.Tensor, asked: Sequence[tuple[int, int]]
-) -> list[SampledToken]:
-    """``chosen``, the rows ``asked`` with their log probability and that many of the highest ones."""
-    rows, tokens = to_device(
-        logits.device, [row for row, _ in asked], [chosen[row].token for row, _ in asked]
-    )
-    logprobs = torch.log_softmax(logits[rows].float(), -1)
-    own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-    values, ids = logprobs.topk(min(max(most for _, most in asked), logprobs.shape[1]))
-    best = zip(ids.tolist(), values.tolist(), strict=True)
-    for (row, most), logprob, (found, likely) in zip(asked, own, best, strict=True):
+    for (row, most), (own, *rest) in zip(asked, likely, strict=True):
         if chosen[row].error is None:
-            top = tuple(zip(found[:most], likely[:most], strict=True))
-            chosen[row] = replace(chosen[row], logprob=logprob, top=top)
+            values, ids = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+            top = tuple(zip(map(int, ids[:most]), values[:most], strict=True))
+            chosen[row] = replace(chosen[row], logprob=own, top=top)
     return chosen
+
+
+def _lines(numbers: torch.Tensor, parts: Sequence[torch.Tensor]) -> tuple[Table, Table]:
+    """The ``numbers`` of one or two ``parts``, joined, by part and row."""
+    split = torch.split(numbers, [each.numel() for each in parts])
+    first, *more = [lines.view(each.shape).tolist() for lines, each in zip(split, parts, strict=True)]
+    return first, more[0] if more else []
+
+
+def _logprobs(logits: torch.Tensor, asked: Sequence[tuple[int, int]], tokens: torch.Tensor) -> torch.Tensor:
+    """Of each row ``asked``: the log probability of its token, the highest ones, and their ids."""
+    (rows,) = to_device(logits.device, [row for row, _ in asked])
+    logprobs = torch.log_softmax(logits[rows].float(), -1)
+    best = logprobs.topk(min(max(most for _, most in asked), logprobs.shape[1]))
+    return torch.cat((logprobs.gather(1, tokens[rows][:, None]), best.values, best.indices.float()), -1)
 
 
 Drawn = Sequence[tuple[int, Sampling]]
 """Rows that are drawn at a temperature, and how."""
 
 
-def by_torch(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[list[float]]:
+def by_torch(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> torch.Tensor:
     """Of each row: token, two highest logits, their spread, then the logits of ``allowed`` ids, -1 for none.
 
     NaN wins every maximum and minimum, and an infinity is one of them: the spread shows all three cases.
@@ -98,13 +109,10 @@ def by_torch(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[l
         token = token.index_copy(0, rows, best.token)
     # ids are exact in fp32 up to 2**24
     table = torch.stack((token.float(), top1, top2, spread), -1)
-    if among is not None:
-        table = torch.cat((table, logits.gather(1, among.clamp(min=0))), -1)
-    found: list[list[float]] = table.tolist()
-    return found
+    return table if among is None else torch.cat((table, logits.gather(1, among.clamp(min=0))), -1)
 
 
-def compiled(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[list[float]]:
+def compiled(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> Table:
     """As `by_torch`, of a CPU's logits: it starts sooner, and torch is faster for many."""
     among = np.zeros((len(logits), 0), np.int64) if allowed is None else allowed
     table = np.empty((len(logits), FIELDS + among.shape[1]))
@@ -115,7 +123,7 @@ def compiled(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[l
         found = np.empty((len(own), table.shape[1]))
         two_best(noisy.numpy(), noisy.view(torch.int32).numpy(), among[own], found)
         table[own, 0] = found[:, 0]
-    listed: list[list[float]] = table.tolist()
+    listed: Table = table.tolist()
     return listed
 
 

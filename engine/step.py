@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.seeding import Sampling
 from regions.extents import Placement
@@ -111,3 +111,18 @@ class Executor(Protocol):
         drops (`Fork.keep`). After an exception no result of the batch is valid; after `OutOfMemory` every
         target is also unchanged.
         """
+
+
+@runtime_checkable
+class Timed(Executor, Protocol):
+    """An executor whose device times its passes."""
+
+    @property
+    def took_ns(self) -> int | None:
+        """The device's time of the newest pass, ns; None where only its callers can time it."""
+
+
+def pass_ns(executor: Executor, elapsed_ns: int) -> int:
+    """The time of a pass that has just ended: its device's, or else ``elapsed_ns``, its caller's."""
+    took = executor.took_ns if isinstance(executor, Timed) else None
+    return elapsed_ns if took is None else took

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.step import Chunk, Executor, SampledToken
+from engine.step import Chunk, Executor, SampledToken, Timed, pass_ns
 from regions.offload.kv_store import Way
 from scheduler.curves import CostCurve, FitError
 
@@ -244,8 +244,13 @@ class LearningExecutor:
         spans = spans_of(batch)
         began = self._clock()
         rows = self._executor.execute(batch)
-        self._costs.observe(spans, self._clock() - began)
+        self._costs.observe(spans, pass_ns(self._executor, self._clock() - began))
         return rows
+
+    @property
+    def took_ns(self) -> int | None:
+        """See `Timed`."""
+        return self._executor.took_ns if isinstance(self._executor, Timed) else None
 
 
 def spans_of(batch: Sequence[Chunk]) -> list[Span]:

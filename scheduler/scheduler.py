@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import cast
 
-from engine.step import Chunk, Executor, OutOfMemory, SampledToken
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken, pass_ns
 from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.tape import Tape
@@ -390,8 +390,9 @@ class Scheduler:
         tokens: Counter[PriorityClass] = Counter()
         for entry, chunk in zip(rows, chunks, strict=True):
             tokens[entry.work.cls] += len(chunk.tokens)
-        _attribute(rows, chunks, now - started)
-        self._observer.batch(tokens, len(rows), now - started)
+        took = pass_ns(self._executor, now - started)
+        _attribute(rows, chunks, took)
+        self._observer.batch(tokens, len(rows), took)
         return Executed(entries, rows, sampled, now)
 
     def _shrink(self, rows: Sequence[Entry]) -> list[Entry]:

@@ -103,9 +103,11 @@ def _ladder(most: int) -> list[int]:
     return sizes or [1]
 
 
-def climb(
-    sizes: Sequence[int], work: Callable[[int], None], until: int, clock: Clock
-) -> list[tuple[int, int]]:
+Work = Callable[[int], int | None]
+"""Does something of a size; returns what it took, ns, where a clock knows less."""
+
+
+def climb(sizes: Sequence[int], work: Work, until: int, clock: Clock) -> list[tuple[int, int]]:
     """Run ``work`` of rising ``sizes`` twice each; returns the lesser time of each, ns.
 
     It ends before the first size that, as slow as the one before, would not be done ``until`` then. The first
@@ -122,10 +124,10 @@ def climb(
     return found
 
 
-def _timed(work: Callable[[int], None], size: int, clock: Clock) -> int:
+def _timed(work: Work, size: int, clock: Clock) -> int:
     began = clock()
-    work(size)
-    return clock() - began
+    took = work(size)
+    return clock() - began if took is None else took
 
 
 class _Passes:
@@ -133,8 +135,8 @@ class _Passes:
         self._engine = engine
         self._tokens = engine.model.sizes.vocabulary
 
-    def run(self, n: int) -> None:
-        """Prefill ``n`` tokens in one pass, up to the first one sampled."""
+    def run(self, n: int) -> int | None:
+        """Prefill ``n`` tokens in one pass, up to the first one sampled; returns `Engine.took_ns`."""
         prompt = self._engine.open_prompt()
         try:
             if not prompt.acquire(n):
@@ -142,6 +144,7 @@ class _Passes:
             self._engine.execute([Chunk(prompt, [i % self._tokens for i in range(n)])])
         finally:
             prompt.release()
+        return self._engine.took_ns
 
 
 class _Transfers:

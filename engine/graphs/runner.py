@@ -138,8 +138,17 @@ class GraphRunner:
         return metadata.rows <= self._plan.max_rows
 
     @torch.inference_mode()
-    def logits(self, metadata: AttentionMetadata, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
-        """The logits of rows ``keep`` in one pass, fp32 [keep, vocabulary]; valid until the next pass."""
+    def logits(
+        self,
+        metadata: AttentionMetadata,
+        tokens: Sequence[int],
+        keep: Sequence[int],
+        begin: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """The logits of rows ``keep`` in one pass, fp32 [keep, vocabulary]; valid until the next pass.
+
+        ``begin``: called in front of its first kernel.
+        """
         rows, kept = round_up(metadata.rows), round_up(len(keep))
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
@@ -152,6 +161,7 @@ class GraphRunner:
         inputs.fill(tokens=(tokens, 0), positions=(positions, 0), slots=(slots, padding), keep=(keep, 0))
         key = rows, kept, self._attention.prepare(metadata)
         self._metadata = metadata
+        begin()
         replay = self._captured.get(key)
         if replay is None:
             return self._first(key, metadata)[: len(keep)]

@@ -140,7 +140,7 @@ def test_a_gpu_draws_the_tokens_of_a_cpu() -> None:
     tolerance.assert_sums(there, here, width=1)
     logits = 3 * torch.randn(4, 4096, generator=torch.Generator().manual_seed(1))
     drawn = [(row, Sampling(0.8, seed=row, index=3, top_p=0.9, top_k=50)) for row in (0, 2)]
-    rows = [by_torch(each, None, drawn) for each in (logits, logits.to(GPU))]
+    rows = [by_torch(each, None, drawn).tolist() for each in (logits, logits.to(GPU))]
     assert [row[0] for row in rows[0]] == [row[0] for row in rows[1]]
     for cpu, gpu in zip(*rows, strict=True):
         assert gpu[1:] == pytest.approx(cpu[1:])

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,11 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.attention.last_layer import LastLayer, Trimmed, Written
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.device import queued, to_device
-from engine.sampling import by_torch
+from engine.sampling import choose
 from engine.seeding import Sampling
 from regions.extents import Placement
 
 DEVICE = torch.device("meta")
+_COPIES = torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype_layout
+"""The latter in inference mode."""
 
 
 class Copies(TorchDispatchMode):
@@ -29,7 +30,7 @@ class Copies(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+        if func in _COPIES and args[0].device.type == "cpu":
             self.queued.append(bool(kwargs.get("non_blocking")))
         return func(*args, **kwargs)
 
@@ -48,12 +49,21 @@ def test_a_copy_that_blocks_is_noticed() -> None:
     assert copies.queued[-2:] == [False, True]
 
 
-def test_rows_are_chosen_without_waiting_up_to_the_one_read_at_the_end() -> None:
+def test_rows_are_chosen_without_waiting_up_to_all_that_is_read_at_the_end() -> None:
+    fetched: list[torch.Tensor] = []
+
+    def fetch(found: torch.Tensor) -> torch.Tensor:
+        fetched.append(found)
+        return torch.zeros(found.shape)
+
     logits = torch.empty(3, 512, device=DEVICE)
-    drawn = [(row, Sampling(0.8, seed=row, index=3, top_p=0.9, top_k=50)) for row in (0, 2)]
-    with Copies() as copies, pytest.raises(NotImplementedError, match="meta"):
-        by_torch(logits, np.array([[1, 2], [-1, -1], [-1, -1]]), drawn)
-    assert copies.queued == [True] * 4
+    drawn = [Sampling(0.8, seed=row, index=3, top_p=0.9, top_k=50) for row in range(3)]
+    with Copies() as copies:
+        chosen = choose(logits, [(1, 2), None, None], drawn, [None, 3, 1], fetch)
+    assert [len(each.logits) for each in chosen] == [2, 0, 0]
+    assert [len(each.top) for each in chosen] == [0, 3, 1]
+    assert len(fetched) == 1
+    assert copies.queued == [True] * 5
 
 
 def test_positions_and_the_rows_of_the_last_layer_are_queued() -> None:
