@@ -13,6 +13,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 _PLACEMENTS = ("terse", "numbered")
+_LINES = ("compact", "decimal", "table", "words")
 _TRIED = 16
 """Batches of tapes on which a question's rule is tried before a model is asked."""
 _int, _option = click.IntRange, partial(click.option, show_default=True)
@@ -26,6 +27,8 @@ _int, _option = click.IntRange, partial(click.option, show_default=True)
     help="Train a LoRA adapter of this language model, a directory or a GGUF file, in place of a tape model.",
 )
 @_option("--rank", type=_int(1), default=32, help="With --base: rank of the adapter.")
+@_option("--upper", type=_int(0), default=0, help="With --base: train its last layers only; 0 is all.")
+@_option("--lines", type=click.Choice(_LINES), default="decimal", help="With --base: how bars are written.")
 @_option("--window", type=_int(32), default=48, help="With --base: bars of a tape.")
 @_option("--rate", type=click.FloatRange(0, min_open=True), default=1e-3, help="With --base: learning rate.")
 @_option("--labels", type=_int(1), default=400, help="With --base: labels of each question at the end.")
@@ -58,7 +61,7 @@ def train(
     Checkpoints are `last.pt` (every 100 steps) and `stable.pt` (before the cooldown). Equal seeds, steps and
     workers make equal models. A checkpoint that has all --steps is not trained further, only exported.
 
-    With --base a language model learns to read decimal lines and to answer the paper's five questions and
+    With --base a language model learns to read such --lines and to answer the paper's five questions and
     for the exact value, in words as the daemon asks them; texts of its own, mixed in, keep it talking. --out
     is then the adapter, for `model.adapter` and `foretick evaluate --adapter`, with `last.pt`, a log and a
     report. --steps, --cooldown, --tokens, --seed and --resume count; sizes of the tape model do not.
@@ -97,7 +100,7 @@ def _train_adapter(base: Path, out: Path, resume: Path | None, options: dict[str
     from training.tune import TunePlan
     from training.tune_run import tune
 
-    names = ("steps", "cooldown", "seed", "tokens", "window", "rank")
+    names = ("steps", "cooldown", "seed", "tokens", "window", "rank", "upper", "lines")
     plan = TunePlan(**{name: options[name] for name in names}, learning_rate=options["rate"])
     if base.suffix == ".gguf":
         base = _expanded(base, "auto")
@@ -166,7 +169,7 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
         ),
         _option("--max-tapes", type=_int(1), default=20_000, help="Where to stop."),
         _option(
-            "--lines", type=click.Choice(["compact", "decimal", "table", "words"]),
+            "--lines", type=click.Choice(_LINES),
             help="How bars are written, for a model asked prompt by prompt. Default: as it reads best.",
         ),
         _option(
@@ -289,7 +292,7 @@ def evaluate(
             settings[setting.name] = [score(each, fitted, setting.numbered) for each in answers]
             if plots is not None:
                 plot(plots.with_name(f"{plots.stem}-{placement}-{read}"), answers, fitted, setting.numbered)
-    report = Report(name, revision, source.described, settings)
+    report = Report(name, revision, source.described, settings, model.lines)
     for table in tables(report):
         console.print(table)
     if json_file is not None:

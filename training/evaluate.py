@@ -82,12 +82,16 @@ class QuestionScores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """An evaluation: what was asked of which model, and its scores by setting and question."""
+    """An evaluation: what was asked of which model, and its scores by setting and question.
+
+    ``lines``: what the bars were written in, as a calibration names them.
+    """
 
     model: str
     revision: str
     data: dict[str, str | int | float]
     settings: dict[str, list[QuestionScores]]
+    lines: str = ""
 
 
 def wilson(right: int, answers: int) -> Share:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +125,23 @@ class Served:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
     def contexts(self, drawn: Drawn, setting: Setting, cuts: Ints) -> Iterator[tuple[int, int, Context, str]]:
-        """Each tape as read up to each of ``cuts``: tape, bar, what is in KV, and its close as written."""
+        """Each tape as read up to each of ``cuts``: tape, bar, what is in KV, and its close as written.
+
+        Windows that begin with the same bar are one that grows.
+        """
         x = drawn.levels
         listed = [self._text(n) for n in range(len(self.asked.names))] if setting.numbered else []
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
             frozen, lines, price = shown(self.prompt, self.tokeniser, self.reading, x, tape, header, listed)
-            for bar in cuts.tolist():
-                window = lines[max(bar + 1 - setting.window, 0) : bar + 1]
-                with closing(Context(self.engine, frozen, window)) as context:
-                    yield tape, bar, context, price(int(x.close[tape, bar]))
+            for begin, bars in groupby(cuts.tolist(), lambda bar: max(bar + 1 - setting.window, 0)):
+                window = lines[begin : begin + setting.window]
+                with closing(Context(self.engine, frozen, sum(map(len, window)))) as context:
+                    read = begin
+                    for bar in bars:
+                        context.read(lines[read : bar + 1])
+                        read = bar + 1
+                        yield tape, bar, context, price(int(x.close[tape, bar]))
 
     def _text(self, question: int) -> str:
         """A question as the daemon asks it."""
@@ -160,12 +167,15 @@ class Served:
 
 
 class Context:
-    """A prefix and bars in KV, in which questions are asked; none sees another."""
+    """A prefix and at most ``tokens`` of bars in KV, in which questions are asked; none sees another."""
 
-    def __init__(self, engine: Engine, frozen: Sequence[int], bars: Sequence[Sequence[int]]) -> None:
+    def __init__(self, engine: Engine, frozen: Sequence[int], tokens: int) -> None:
         self._engine = engine
-        self._tape = engine.open_tape("evaluated", frozen, Retention(sum(map(len, bars))))
-        engine.append(self._tape, bars)
+        self._tape = engine.open_tape("evaluated", frozen, Retention(tokens))
+
+    def read(self, bars: Sequence[Sequence[int]]) -> None:
+        """Append bars."""
+        self._engine.append(self._tape, bars)
 
     def logits(self, questions: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Logits [vocabulary] behind each question, of one pass."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model.architectures import ModelError
+from engine.model.terse import Lines
 from tapes.generate import TRAINING
 from tapes.rules import Ints
 from training.prompt_pack import pack
@@ -46,10 +47,14 @@ class TunePlan:
     cuts: int = 8
     """Bars of a tape behind which questions are asked."""
     rank: int = 32
+    upper: int = 0
+    """Last layers that are trained; 0 is all."""
+    lines: Lines = "decimal"
     learning_rate: float = 1e-3
     talk: float = 1.0
     """Weight of the divergence from the model as it was, on its own texts."""
     warm: int = 50
+    """First steps, over which the rate rises; at most a tenth of all."""
 
 
 def tape_loss(model: TunedModel, prompts: Prompts, balance: Balance, exact: int) -> tuple[Tensor, Any]:
@@ -120,7 +125,7 @@ class Run:
         self.model, self.prompts, self.plan, self.texts, self.base = model, prompts, plan, texts, base
         self.balance, self.step = Balance(len(prompts.asked.names)), 0
         self._batch: tuple[int, Drawn] | None = None
-        self._schedule = Plan(plan.steps, plan.cooldown, 0, warm=plan.warm)
+        self._schedule = Plan(plan.steps, plan.cooldown, 0, warm=max(1, min(plan.warm, plan.steps // 10)))
         self.optimiser = torch.optim.AdamW(
             model.learnt().values(), lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
         )
@@ -190,8 +195,9 @@ class Run:
         """Continue from what `save` wrote. Raises ModelError where it is of another model or rank."""
         if state["base"] != self.base:
             raise ModelError(f"the checkpoint is of model {state['base']}, and this one is {self.base}")
-        if state["plan"]["rank"] != self.plan.rank:
-            raise ModelError(f"the checkpoint has rank {state['plan']['rank']}, not {self.plan.rank}")
+        for name in ("rank", "upper", "lines"):
+            if (found := state["plan"][name]) != (wanted := getattr(self.plan, name)):
+                raise ModelError(f"the checkpoint has {name} {found}, not {wanted}")
         for name, each in self.model.learnt().items():
             each.copy_(state["learnt"][name])
         self.optimiser.load_state_dict(state["optimiser"])

@@ -71,11 +71,11 @@ def load(directory: Path, plan: TunePlan, texts: list[list[int]] | None = None) 
     if not prompt.stop_ids:
         raise ModelError(f"{directory.name} names no token that ends an answer")
     end = min(turn_ends(tokenizer) or prompt.stop_ids)
-    prompts = TapePrompts(prompt, prompt.lines, Asked(RULES[:_FIVE]), end)
+    prompts = TapePrompts(prompt, plan.lines, Asked(RULES[:_FIVE]), end)
     if texts is None:
         begin = _begin_of_chat(prompt)
         texts = own_texts(model, begin, plan.seed, _OWN_TEXTS, len(begin) + _OWN_TOKENS)
-    tuned = TunedModel(model, rank=plan.rank, scale=_SCALE, seed=plan.seed)
+    tuned = TunedModel(model, rank=plan.rank, scale=_SCALE, seed=plan.seed, upper=plan.upper)
     found = revision_of(directory)
     return Loaded(directory, found, tuned, prompts, prompt.choice(NONE), texts, _held_out(prompt))
 
@@ -120,7 +120,8 @@ def expected(loaded: Loaded, run: Run) -> str:
         f"{loaded.directory.name}: {sum(sizes) / 1e6:.1f}M weights in {dtype}; "
         f"{len(model.loras)} matrices get a LoRA of rank {plan.rank}, {learnt / 1e6:.2f}M weights to learn.\n"
         f"{plan.steps:,} steps of about {tokens:,} tokens, {plan.steps * tokens / 1e6:.1f}M in all: each has "
-        f"{run.tapes} tapes of {plan.window} bars with some {len(run.first.queries)} questions, and a text."
+        f"{run.tapes} tapes of {plan.window} bars in {plan.lines} lines with "
+        f"some {len(run.first.queries)} questions, and a text."
     )
 
 
@@ -155,9 +156,8 @@ def measured(
         before = exp(nats(loaded.model, loaded.held_out))
     after = exp(nats(loaded.model, loaded.held_out))
     data = {**source.described, "perplexity before": round(before, 3), "perplexity after": round(after, 3)}
-    return Report(
-        loaded.directory.name, loaded.revision, data, {setting.name: [score(each) for each in answers]}
-    )
+    scores = {setting.name: [score(each) for each in answers]}
+    return Report(loaded.directory.name, loaded.revision, data, scores, plan.lines)
 
 
 def write_report(out: Path, report: Report) -> None:

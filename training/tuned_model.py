@@ -43,12 +43,13 @@ class Lora(nn.Module):
 
 
 class TunedModel(nn.Module):
-    """``model``: transformers', plain; its matrices are frozen, and those of its layers get a `Lora` each.
+    """``model``: transformers', plain; its matrices are frozen, and those of its last ``upper`` layers get a
+    `Lora` each (0: of all). Nothing is computed backward below these.
 
     Raises ModelError for a model that is no plain decoder.
     """
 
-    def __init__(self, model: Any, *, rank: int, scale: float, seed: int) -> None:
+    def __init__(self, model: Any, *, rank: int, scale: float, seed: int, upper: int = 0) -> None:
         super().__init__()
         if not is_plain(model):
             raise ModelError(f"only plain decoders are trained, and {model.config.model_type} is none")
@@ -56,13 +57,14 @@ class TunedModel(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         named = {id(module): name for name, module in model.named_modules()}
         self.loras: dict[str, Lora] = {}
-        for layer in model.model.layers:
+        count = len(model.model.layers)
+        first = max(count - (upper or count), 0)
+        for layer in model.model.layers[first:]:
             for linear in linears_of(layer):
                 name = named[id(linear)]
                 self.loras[name] = Lora(linear, rank, scale, generator)
                 model.set_submodule(name, self.loras[name])
-        count = len(model.model.layers)
-        self.measured = sorted({count // 2, 2 * count // 3, 5 * count // 6})
+        self.measured = sorted({max(each, first) for each in (count // 2, 2 * count // 3, 5 * count // 6)})
         self.measures = nn.Parameter(torch.zeros(len(self.measured), MEASURES, model.config.hidden_size))
         model.set_attn_implementation(ATTENTION)
 

@@ -3,17 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from daemon.config.schema import Config, ModelConfig
 from daemon.engine.build import load as load_for_daemon
 from engine.model.embedded import build_model, build_tokenizer
 from engine.model.lora import read_adapter
+from engine.model.terse import Lines
 from tapes.generate import EVALUATION
 from tapes.rules import RULES, UNDEFINED
 from tests.kit import tolerance
@@ -22,7 +25,8 @@ from training.cli import evaluate, train
 from training.prompt_pack import Branch, pack
 from training.served import Served
 from training.sources import Asked, Generated, Setting
-from training.tune import TunedReader, TunePlan, own_texts
+from training.tape_prompts import Prompts
+from training.tune import TunedReader, TunePlan, divergence, own_texts
 from training.tune_run import Loaded, begin
 
 CHATML = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
@@ -86,6 +90,80 @@ def test_a_pack_has_the_logits_of_prompts_one_by_one(base: Path) -> None:
         own = found.branch == number
         assert found.targets[own].tolist() == answer
         tolerance.assert_sums(logits[own].detach(), expected, width=2000)
+
+
+def plain_loss(loaded: Loaded, dense: Any, prompts: Prompts) -> torch.Tensor:
+    """The mean cross entropy of a pack's answers, each prompt read by itself with W + scale B A."""
+    weights = dict(dense.named_parameters())
+    for name, lora in loaded.model.loras.items():
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + lora.scale * lora.b @ lora.a
+    found, entropy = prompts.pack, []
+    for number in range(len(prompts.queries)):
+        own = found.branch == number
+        rows, targets = found.rows[own], found.targets[own]
+        (part,) = (each for each in found.parts if each.start <= int(rows[0]) < each.stop)
+        start = int(rows[0])
+        while start > part.start and found.positions[start] > part.seen:
+            start -= 1
+        prompt = torch.cat((found.ids[: part.seen], found.ids[start : int(rows[-1]) + 1]))
+        logits = torch.func.functional_call(dense, weights, kwargs={"input_ids": prompt[None]}).logits[0]
+        entropy.append(functional.cross_entropy(logits[-len(targets) :], targets, reduction="none"))
+    return torch.cat(entropy).mean()
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("lines", ["decimal", "compact"])
+def test_gradients_are_those_of_prompts_one_by_one(base: Path, lines: Lines, upper: int) -> None:
+    """Of all layers, and of the last one alone, below which nothing is computed backward."""
+    loaded, run = begun(base, replace(PLAN, lines=lines, upper=upper))
+    assert len(loaded.model.loras) == 7 * (upper or 3)
+    moved(loaded)
+    prompts = run.prompts.of(*run.drawn(0), range(6))
+    learnt = {name: each for name, each in loaded.model.learnt().items() if name != "measures"}
+    logits, _ = loaded.model(prompts.pack, prompts.pack.rows)
+    found = torch.autograd.grad(functional.cross_entropy(logits, prompts.pack.targets), learnt.values())
+    dense = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").requires_grad_(False)
+    expected = torch.autograd.grad(plain_loss(loaded, dense, prompts), learnt.values())
+    for name, one, other in zip(learnt, found, expected, strict=True):
+        assert float(other.abs().max()) > 0, name
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+def apart(loaded: Loaded, texts: list[list[int]]) -> float:
+    """The mean divergence from the model as it was, over texts."""
+    with torch.no_grad():
+        return float(np.mean([float(divergence(loaded.model, each)) for each in texts]))
+
+
+def test_the_divergence_is_that_of_two_dense_models(base: Path) -> None:
+    """In nats a token, by its definition and in float64: the model as it was beside the merged one."""
+    loaded, run = begun(base)
+    text = run.texts[0]
+    assert apart(loaded, [text]) == pytest.approx(0, abs=1e-7)
+    moved(loaded)
+    before, after = (AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64) for _ in range(2))
+    loaded.model.adapter(Path("unused"), "").merge(dict(after.named_parameters()))
+    with torch.no_grad():
+        p, q = (
+            each(input_ids=torch.tensor([text])).logits[0].softmax(-1).numpy() for each in (before, after)
+        )
+    assert apart(loaded, [text]) == pytest.approx((p * np.log(p / q)).sum(-1).mean(), rel=1e-3)
+
+
+def test_its_own_texts_keep_it_talking(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held to its own texts, it stays near itself on texts it was not trained on, and still learns."""
+    monkeypatch.setattr(tune_run, "_OWN_TEXTS", 16)
+    monkeypatch.setattr(tune_run, "_OWN_TOKENS", 48)
+    plan = replace(PLAN, steps=16, cooldown=4, warm=3, cuts=2, learning_rate=1e-2)
+    held_out = own_texts(AutoModelForCausalLM.from_pretrained(base), [1, 4], 99, 8, 50)
+    found = {}
+    for talk in (0.0, 4.0):
+        loaded, run = begun(base, replace(plan, talk=talk))
+        run.balance.frequency[:] = 0.5
+        means = [np.mean(list(log["entropy"].values())) for log in run.train()]
+        assert np.mean(means[-3:]) < 0.8 * np.mean(means[:3])
+        found[talk] = apart(loaded, held_out)
+    assert found[4.0] < 0.5 * found[0.0]
 
 
 def test_prompts_and_logits_are_those_that_are_served(base: Path, tmp_path: Path) -> None:
