@@ -39,6 +39,10 @@ _OWN = {
             callback=lambda _, __, model: _MODELS[model],
         ),
     ),
+    "query": (
+        _option(["--llama"], type=_SAVED, help="Python of the environment that has xllamacpp: of decisions."),
+        _option(["--model"], type=_SAVED, help="A GGUF file, which it and the daemon answer with."),
+    ),
     "scheduler": (
         _option(["--model"], type=_FOLDER, help="A released Llama's directory: of the part drafts, too."),
     ),

@@ -32,7 +32,8 @@ class SuiteRun:
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
     directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
-    their environments; ``model``, the directory of a released one; ``dtypes``; ``seed`` of their order.
+    their environments; ``model``, the directory or GGUF file of a released one; ``dtypes``; ``seed`` of
+    their order.
     """
 
     threads: int = 2

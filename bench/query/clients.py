@@ -3,7 +3,7 @@
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -75,6 +75,21 @@ def decide(daemon: int, bare: int, body: bytes, pipe: Connection) -> None:
     while (which := pipe.recv()) is not None:
         reply, ns = timed(ways[which].trip)
         pipe.send((ns, reply.count(b'"x_cached":true')))
+
+
+def decide_fresh(
+    daemon: int, peer: int, path: str, bodies: Sequence[tuple[bytes, bytes]], pipe: Connection
+) -> None:
+    """Each pair of bodies, to the daemon and to ``path`` of the peer, first the one and then the other.
+
+    Sends "ready", then both replies of each pair, with their ns.
+    """
+    pipe.send("ready")
+    for number, pair in enumerate(bodies):
+        ways = _Http(daemon, "/v1/systemone", pair[0]).trip, _Http(peer, path, pair[1]).trip
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        found = {which: timed(ways[which]) for which in order}
+        pipe.send((found[0], found[1]))
 
 
 def ask(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:

@@ -1,4 +1,4 @@
-"""System One: ten typed questions about a session in one request, ready and right after a bar."""
+"""System One: ten typed questions in one request: ready, right after a bar, and on text never seen."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from bench.engine.contenders import append
 from bench.figures import Figure, Goal, Setting, latency
 from bench.query.bare import bare_server, returning
 from bench.query.clients import BARE, decide
+from bench.query.fresh import beside_llama, texts
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.processes import child
 from bench.stream.serving import config, rest, serving
-from daemon.api.systemone import Choice, worded
+from daemon.api.systemone import ALIAS, Choice, DecisionRequest, Text, worded
 from daemon.config import schema
 from daemon.engine.build import Built, load
 from daemon.gateway.gateway import Gateway
@@ -35,11 +36,16 @@ _WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class DecisionsPlan:
-    """``requests`` on one version, and one after each of ``later`` bars, behind ``window`` of them."""
+    """``requests`` on one version, and one after each of ``later`` bars, behind ``window`` of them.
 
-    requests: int = 2_000
-    later: int = 200
+    ``fresh``: requests about texts of so many ``lines``.
+    """
+
+    requests: int = 600
+    later: int = 50
     window: int = 80
+    fresh: int = 15
+    lines: int = 16
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -47,9 +53,12 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     daemon of two processes. *Ready*: the questions stand, and the version does not change; the reference is a
     route of a bare Starlette application in the same loop that returns the request. *Right after a bar*: no
     question stands, and the request is sent as soon as the gateway knows of the bar's version; the reference
-    is one pass of the engine alone, which asks ten forks at the same window.
+    is one pass of the engine alone, which asks ten forks at the same window. *On fresh text*, with `--llama`
+    and `--model`: a text of bars in words that no request had before; the reference is llama.cpp's server
+    with the same GGUF file, which gets the ten prompts in one request of its own and reads the text once. The
+    two take turns, while the other one is idle.
     """
-    plan = run.sized(DecisionsPlan(), DecisionsPlan(20, 3))
+    plan = run.sized(DecisionsPlan(), DecisionsPlan(20, 3, fresh=2, lines=2))
     for name, path in models(run).items():
         model = schema.ModelConfig(path=path, threads=run.threads)
         setting: Setting = {"model": name}
@@ -59,6 +68,12 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         asked, passes = uvloop.run(_after_bars(plan, model)), _passes(plan, model)
         beside = setting, "", "one pass of the engine", passes
         yield from latency("right after a bar", asked, *beside, paired=False, goals={0.5: Goal(1.3)})
+    if run.llama is None or run.model is None:
+        run.say("fresh text: absent, it needs --llama and --model")
+        return
+    requests = [request_about(text) for text in texts(plan.fresh + 1, plan.lines)]
+    model = schema.ModelConfig(path=str(run.model), threads=run.threads)
+    yield from beside_llama(model, run.llama, requests, SESSION)
 
 
 async def _ready(plan: DecisionsPlan, model: schema.ModelConfig) -> tuple[list[int], list[int]]:
@@ -67,7 +82,7 @@ async def _ready(plan: DecisionsPlan, model: schema.ModelConfig) -> tuple[list[i
     source, ready, returned = QueuedSource("bars"), list[int](), list[int]()
     async with serving(_settings(model, standing), source) as gateway, bare_server(_ROUTE) as bare:
         await _filled(gateway, source, plan)
-        with child(decide, gateway.http.port, bare, _body()) as client:
+        with child(decide, gateway.http.port, bare, _BODY) as client:
             for _ in range(plan.requests):
                 ready.append(await _asked(client, 0, ready=len(_TEN)))
                 returned.append(await _asked(client, 1, ready=0))
@@ -82,7 +97,7 @@ async def _after_bars(plan: DecisionsPlan, model: schema.ModelConfig) -> list[in
     async with serving(_settings(model), source) as gateway, bare_server(_ROUTE) as bare:
         await _filled(gateway, source, plan)
         state = gateway.sessions.states[SESSION.name]
-        with child(decide, gateway.http.port, bare, _body()) as client:
+        with child(decide, gateway.http.port, bare, _BODY) as client:
             for each in later:
                 before, deadline = state.version, time.monotonic() + _WAIT_S
                 source.put([each])
@@ -115,15 +130,13 @@ async def _asked(client: Connection, which: int, ready: int) -> int:
     return int(ns)
 
 
-def _body() -> bytes:
-    questions = {
-        each.name: {"type": "choice", "instructions": each.text, "criteria": dict.fromkeys(each.choices)}
-        for each in _TEN
-    }
-    state = {"session": SESSION.name}
-    return msgspec.json.encode({"model": "jev-latest", "state": state, "questions": questions})
+def request_about(state: Text) -> DecisionRequest:
+    """The ten questions about a state."""
+    asked = {r.name: Choice(instructions=r.text, criteria=dict.fromkeys(r.choices)) for r in _TEN}
+    return DecisionRequest(ALIAS, state, {**asked})
 
 
+_BODY = msgspec.json.encode(request_about({"session": SESSION.name}))
 _ROUTE = returning(BARE)
 
 

@@ -1,10 +1,14 @@
 """Clients over HTTP and ZeroMQ, measured small."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from prometheus_client import generate_latest
 
-from bench.query import cached, decisions, events, scrape, webhooks
-from bench.run import SuiteRun
+from bench.query import cached, decisions, events, fresh, scrape, webhooks
+from bench.run import MeasurementFailed, SuiteRun
+from daemon.config.schema import UNTRAINED, ModelConfig
 from metrics.export import exposition
 from metrics.store import MetricStore
 
@@ -45,6 +49,58 @@ def test_ten_typed_questions_are_beside_a_bare_route_and_one_pass() -> None:
     assert figures["ready P99"].goal is not None
     assert figures["right after a bar P50"].goal is not None
     assert (figures["ready P50"].n, figures["right after a bar P50"].n) == (20, 3)
+
+
+LLAMA = """
+import json, sys, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+class CommonParams:
+    def __init__(self):
+        self.model, self.cpuparams, self.cpuparams_batch = (SimpleNamespace() for _ in range(3))
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        first = {"top_logprobs": [{"token": " "}, {"token": " NO"}, {"token": "DOWN"}]}
+        done = [
+            {"index": n, "tokens_evaluated": len(each), "completion_probabilities": [first]}
+            for n, each in reversed([*enumerate(asked.get("prompt", ()))])
+        ]
+        said = {"prompt": asked["messages"][0]["content"]} if "messages" in asked else done
+        body = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+class Server:
+    def __init__(self, settings):
+        assert (settings.model.path, settings.n_parallel, settings.port) == ("untrained", 1, 0)
+        print("loading")
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.listening_address = f"http://127.0.0.1:{server.server_port}"
+"""
+
+
+def test_fresh_text_is_beside_a_server_with_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "xllamacpp.py").write_text(LLAMA)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    asked = [decisions.request_about(text) for text in fresh.texts(3, 1)]
+    model = ModelConfig(path=UNTRAINED, threads=1)
+    figures = {each.name: each for each in fresh.beside_llama(model, python, asked, decisions.SESSION)}
+    assert figures["ten questions P50"].n == 2
+    assert figures["ten questions P50"].ratio
+    assert figures["same option"].reference == 20
+    assert 0 <= figures["same option"].ours <= 20
+    (tmp_path / "xllamacpp.py").write_text("raise RuntimeError('no such file')")
+    with pytest.raises(MeasurementFailed, match="RuntimeError: no such file"):
+        list(fresh.beside_llama(model, python, asked, decisions.SESSION))
 
 
 def test_a_scrape_is_beside_the_same_series() -> None:
