@@ -92,7 +92,8 @@ class Fork:
         coord = self._context.coord + len(self.tokens)
         if coord + n - self._origin > self._frame_limit:
             self._origin = self._context.base
-        return Placement(self.extents, self._table.next_slots(n), coord, self._origin)
+        slots = self._table.next_slots(n)
+        return Placement(self.extents, slots, coord, self._origin, own=self._context.coord)
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """Record that the ``tokens`` of ``placement`` are in KV."""

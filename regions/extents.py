@@ -47,6 +47,7 @@ class Placement:
     ``context``: extents that every new token sees. ``slots``: ranges for the new KV, in order. ``coord``:
     stream coordinate of the first new token; its position is ``coord - origin``. ``windows``: where not all
     of them see the same extents, those that each token from a number on sees, the first number being 0.
+    ``own``: stream coordinate from which on a fork's tokens are its own.
     """
 
     context: tuple[Extent, ...]
@@ -54,6 +55,7 @@ class Placement:
     coord: int
     origin: int
     windows: tuple[tuple[int, tuple[Extent, ...]], ...] = ()
+    own: int | None = None
 
 
 def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin: int) -> None:

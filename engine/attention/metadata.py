@@ -206,7 +206,8 @@ def after(placement: Placement, tokens: int) -> Placement:
             coord += written
         if written < count:
             left.append((slot + written, count - written))
-    return Placement(tuple(context), tuple(left), placement.coord + tokens, placement.origin)
+    coord = placement.coord + tokens
+    return Placement(tuple(context), tuple(left), coord, placement.origin, own=placement.own)
 
 
 def _part(placement: Placement, first: int, stop: int) -> Placement:

@@ -19,7 +19,7 @@ class Reads(NamedTuple):
 
     ``row``, ``rows``: in the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``: the
     run; ``key_coord``: stream coordinate of its first key; ``shift``: positions from the run's frame to the
-    sequence's.
+    sequence's; ``own``: 1 if its tokens are a fork's own, 0 otherwise.
     """
 
     row: Ints
@@ -29,6 +29,7 @@ class Reads(NamedTuple):
     stop: Ints
     key_coord: Ints
     shift: Ints
+    own: Ints
 
 
 def reads_of(metadata: AttentionMetadata) -> Reads:
@@ -42,16 +43,24 @@ def reads_of(metadata: AttentionMetadata) -> Reads:
     reads: list[tuple[int, ...]] = []
     for sequence in metadata.sequences:
         placement = sequence.placement
+        begin = placement.own
         runs = [
-            (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
+            (
+                e.slot,
+                e.slot + e.length,
+                e.coord,
+                placement.origin - e.origin,
+                int(begin is not None and e.coord >= begin),
+                readers[e.slot, e.length] == 1,
+            )
             for e in placement.context
         ]
-        coord = placement.coord
+        coord, own = placement.coord, int(begin is not None)
         for slot, count in placement.slots:
-            if runs and runs[-1][1] == slot and runs[-1][3] == 0 and runs[-1][4]:
+            if runs and runs[-1][1] == slot and runs[-1][3:] == (0, own, True):
                 runs[-1] = (runs[-1][0], slot + count, *runs[-1][2:])
             else:
-                runs.append((slot, slot + count, coord, 0, True))
+                runs.append((slot, slot + count, coord, 0, own, True))
             coord += count
-        reads += [(sequence.start, sequence.rows, placement.coord, *run[:4]) for run in runs]
+        reads += [(sequence.start, sequence.rows, placement.coord, *run[:5]) for run in runs]
     return Reads(*np.array(reads, np.int64).T.copy())

@@ -4,7 +4,9 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from regions.ephemeral import Fork
@@ -15,7 +17,7 @@ from regions.offload.snapshot_format import Identity, Restoring, Snapshot, Snaps
 from regions.tape import Retention, Tape, compact_one
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
-from tests.kit.engine import TapeWithHistory, ask, prefill, scribble, tokens
+from tests.kit.engine import TapeWithHistory, append, ask, ask_together, prefill, scribble, tokens
 
 IDENTITY_OF = {"model": "tiny", "tokenizer": "none"}
 
@@ -186,3 +188,36 @@ def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -
     world.verify()
     tape.release()
     assert engine.pool.blocks.free_blocks + len(world.frozen) // 16 + 1 >= free
+
+
+def test_a_restored_window_gives_the_bits_that_it_gave_in_many_runs_of_slots(tmp_path: Path) -> None:
+    """Every other block was taken as the window grew; the engine that restores it has larger blocks, too."""
+    world = TapeWithHistory(blocks=120, frame_limit=110)
+    neighbours = [world.engine.open_prompt() for _ in range(world.engine.pool.free_blocks)]
+    assert all(each.acquire(4) for each in neighbours)
+    for each in neighbours[::2]:
+        each.release()
+    for _ in range(25):
+        world.append()
+    identity, file = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF), tmp_path / "t.kv"
+    write_snapshot(
+        file, SnapshotHeader("t", identity, 4, world.tape.state, 1), world.engine.pool, world.tape.live_ranges
+    )
+    engine = Engine(world.model, blocks=70, block_size=16, frame_limit=110)
+    restored = engine.open_tape("t", world.frozen, Retention(64))
+    restored.resume(world.tape.state, Restoring(engine.pool, Snapshot.open(file)))
+    places = (world.engine, world.tape), (engine, restored)
+    assert isinstance(engine.attention, CpuKernelAttention)
+    for _ in range(4):
+        asked = [tokens(world.rng, n) for n in (5, 5, 2)]
+        record = tokens(world.rng, 7)
+        found = []
+        for place, tape in places:
+            forks = [tape.fork() for _ in asked]
+            logits = [ask(place, forks[0], record)]
+            logits += ask_together(place, list(zip(forks, asked, strict=True)))
+            for fork in forks:
+                fork.release()
+            found.append(torch.cat([*logits, append(place, tape, record)]))
+        assert world.tape.runs > 5
+        assert torch.equal(*found)

@@ -1,7 +1,7 @@
 """What the kernel does for one pass in layers of one kind: tasks, the runs that each reads, and its rows.
 
-A run is as many consecutive keys as have the same readers and a frame; in which slots they lie is kept beside
-it. So where keys lie is in no result.
+A run is as many consecutive keys as have the same readers and a frame. It ends where a fork's own keys begin, so
+that one fork's sums are those of several. In which slots keys lie is kept beside it, and is in no result.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def _following(reads: Any, firsts: Any, stops: Any, atoms: int) -> Any:
             before = -1
             if not _goes_on(reads, i):
                 reader += 1
-        elif reads[6, i] == reads[6, i - 1]:
+        elif reads[6, i] == reads[6, i - 1] and reads[7, i] == reads[7, i - 1]:
             linked = reads[5, i] - reads[5, i - 1] == reads[4, i - 1] - reads[3, i - 1]
         for atom in range(firsts[i], stops[i]):
             first = newest[atom] != reader

@@ -24,10 +24,10 @@ MAX_WAVES = 4
 def entries_of(reads: Ints, window: int) -> tuple[Ints, Ints, Ints]:
     """What each row sees of each run, run by run.
 
-    ``reads``: `Reads` [7, reads]. ``window``: -1 for none. Returns ``entries`` [., 4] (row, shift, first and
+    ``reads``: `Reads` [8, reads]. ``window``: -1 for none. Returns ``entries`` [., 4] (row, shift, first and
     end slot), the first entry of each run with any and their end, and the distinct shifts.
     """
-    row, rows, coord, slot, stop, key_coord, shift = reads
+    row, rows, coord, slot, stop, key_coord, shift = reads[:7]
     order = np.argsort((slot << 32) | stop, kind="mergesort")
     entries = np.empty((rows.sum(), 4), np.int64)
     firsts = np.empty(len(row) + 1, np.int64)

@@ -1,6 +1,7 @@
 """The compiled CPU kernel beyond what all backends have in common: sizes, tiles, pieces, threads, choice."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from engine.compiled.packed_products import panel_product
 from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
+from regions.extents import Extent, Placement
 from regions.kv_tensors import LayerShape
 from tests.engine.attention.layers import Layer, defined, seen_by_row, unread
 from tests.kit import tolerance
@@ -101,6 +103,20 @@ def test_a_plan_reads_what_its_rows_see(context: int, rows: int, readers: int, w
     assert [sorted(keys) for keys in seen] == [sorted(keys) for keys in seen_by_row(metadata, window)]
 
 
+def test_windows_of_a_pass_are_one_reader_of_one_run() -> None:
+    """Bars appended together, each of which sees a bar less of the past: runs do not end there."""
+    layer = Layer(1)
+    tape = layer.extent(400, 1000, 900)
+    for at in range(0, 200, 20):
+        context = (Extent(tape.slot + at, 400 - at, 1000 + at, 900), Extent(900, at, 1400, 900))
+        layer.place(Placement(context[: 1 + (at > 0)], ((900 + at, 20),), 1400 + at, 900))
+    call = layer.call()
+    found = plan(reads_of(call.metadata), 200, None, Shape(2, 3, 16, 16))
+    assert found.blocks == 1
+    assert len(set(found.segments[:, 4].tolist())) == 1
+    tolerance.assert_sums(CpuKernelAttention()(call), defined(call), width=600)
+
+
 def slots_of(extents: list[list[int]], stop: int) -> list[int]:
     """The slots of a run's keys up to ``stop``."""
     slots: list[int] = []
@@ -115,6 +131,19 @@ def slots_of(extents: list[list[int]], stop: int) -> list[int]:
 def test_readers_of_one_context_get_what_each_gets_alone(readers: int, rows: int) -> None:
     call = made(1500, rows, readers=readers)
     tolerance.assert_sums(CpuKernelAttention()(call), defined(call), width=1600)
+
+
+def test_a_fork_gets_the_bits_alone_that_it_gets_beside_another() -> None:
+    """Its own keys are summed up by themselves, though nobody else reads the tape before them."""
+    layer = Layer(1)
+    tape = layer.extent(150, 1000, 900)
+    for _ in range(2):
+        own = layer.extent(4, 0, 0)
+        layer.place(Placement((tape,), ((own.slot, 4),), 1150, 900, own=1150))
+    both = CpuKernelAttention()(layer.call())
+    query = layer.call().query[:, :4]
+    layer.sequences.pop()
+    assert torch.equal(CpuKernelAttention()(replace(layer.call(), query=query)), both[:, :4])
 
 
 def test_a_kernel_is_used_again_for_passes_of_other_sizes() -> None:

@@ -47,7 +47,7 @@ class Streams:
 
     def __init__(self, seed: int, most_rows: int) -> None:
         self.rng, self.lengths, self.readers = Random(seed), list[int](), list[Reader]()
-        self.most_rows = most_rows
+        self.most_rows, self.branches = most_rows, set[int]()
         prefix, forked = self.stream(self.rng.randrange(1, 90)), self.rng.random() < 0.5
         for _ in range(self.rng.randrange(1, 4)):
             tape = self.stream(self.rng.choice([3, 40, 200, 700]))
@@ -69,6 +69,7 @@ class Streams:
             self.add((frozen, seen), self.rows())
         if forked:
             branch = self.stream(rng.randrange(1, 60))
+            self.branches.add(branch)
             behind = Range(branch, 0, self.lengths[branch], coord + length - first)
             for _ in range(2):
                 self.add((frozen, seen, behind), self.rows())
@@ -156,7 +157,11 @@ class Laid:
             own = reader.own
             context = tuple(extent for part in reader.context for extent in self.extents(part))
             origin = own.coord - own.start % FRAME
-            placement = Placement(context, tuple(self.ranges(own)), own.coord, origin)
+            # what it wrote before, if anything, is the last part of its context
+            last = reader.context[-1]
+            begins = last.coord if last.stream in self.streams.branches else own.coord
+            mark = None if own.stream == last.stream else begins
+            placement = Placement(context, tuple(self.ranges(own)), own.coord, origin, own=mark)
             sequences.append(PackedRows(row, row + own.stop - own.start, placement))
             row = sequences[-1].stop
         return AttentionMetadata(sequences)
