@@ -106,7 +106,7 @@ def _extent_of(extent: int, key: int, stop: int) -> int:
 @_part
 def _slot(extent: int, key: int) -> int:
     """Where ``key`` lies if it is in ``extent``."""
-    return integer_at(extent, 1) + key - integer_at(extent, 0)
+    return int(integer_at(extent, 1) + key - integer_at(extent, 0))
 
 
 @_part

@@ -1,7 +1,7 @@
 """What the kernel does for one pass in layers of one kind: tasks, the runs that each reads, and its rows.
 
-A run is as many consecutive keys as have the same readers and a frame. It ends where a fork's own keys begin, so
-that one fork's sums are those of several. In which slots keys lie is kept beside it, and is in no result.
+A run is as many consecutive keys as have the same readers and a frame. It ends where a fork's own keys begin,
+so that one fork's sums are those of several. In which slots keys lie is kept beside it, and is in no result.
 """
 
 from dataclasses import dataclass
