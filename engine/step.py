@@ -6,7 +6,7 @@ tests execute chunks without a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -122,7 +122,12 @@ class Timed(Executor, Protocol):
         """The device's time of the newest pass, ns; None where only its callers can time it."""
 
 
-def pass_ns(executor: Executor, elapsed_ns: int) -> int:
-    """The time of a pass that has just ended: its device's, or else ``elapsed_ns``, its caller's."""
-    took = executor.took_ns if isinstance(executor, Timed) else None
-    return elapsed_ns if took is None else took
+def pass_timer(executor: Executor) -> Callable[[int], int]:
+    """Gives the time of the pass that has just ended: its device's, or else what its caller saw, ns."""
+    timed = executor if isinstance(executor, Timed) else None
+
+    def took(elapsed_ns: int) -> int:
+        own = None if timed is None else timed.took_ns
+        return elapsed_ns if own is None else own
+
+    return took

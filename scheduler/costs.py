@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.step import Chunk, Executor, SampledToken, Timed, pass_ns
+from engine.step import Chunk, Executor, SampledToken, pass_timer
 from regions.offload.kv_store import Way
 from scheduler.curves import CostCurve, FitError
 
@@ -238,19 +238,18 @@ class LearningExecutor:
 
     def __init__(self, executor: Executor, costs: OnlineCosts, clock: Callable[[], int]) -> None:
         self._executor, self._costs, self._clock = executor, costs, clock
+        self._took = pass_timer(executor)
+        self.took_ns: int | None = None
+        """See `Timed`."""
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """See `Executor`; a pass that raises is not recorded."""
         spans = spans_of(batch)
         began = self._clock()
         rows = self._executor.execute(batch)
-        self._costs.observe(spans, pass_ns(self._executor, self._clock() - began))
+        self.took_ns = self._took(self._clock() - began)
+        self._costs.observe(spans, self.took_ns)
         return rows
-
-    @property
-    def took_ns(self) -> int | None:
-        """See `Timed`."""
-        return self._executor.took_ns if isinstance(self._executor, Timed) else None
 
 
 def spans_of(batch: Sequence[Chunk]) -> list[Span]:

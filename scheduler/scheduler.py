@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import cast
 
-from engine.step import Chunk, Executor, OutOfMemory, SampledToken, pass_ns
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken, pass_timer
 from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.tape import Tape
@@ -75,6 +75,7 @@ class Scheduler:
         inbox: Inbox | None = None,
     ) -> None:
         self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
+        self._took = pass_timer(executor)
         self._observer = observer or Observer()
         self._costs, self._tier = costs, tier
         self._inbox = Inbox(clock) if inbox is None else inbox  # an empty one is false
@@ -390,7 +391,7 @@ class Scheduler:
         tokens: Counter[PriorityClass] = Counter()
         for entry, chunk in zip(rows, chunks, strict=True):
             tokens[entry.work.cls] += len(chunk.tokens)
-        took = pass_ns(self._executor, now - started)
+        took = self._took(now - started)
         _attribute(rows, chunks, took)
         self._observer.batch(tokens, len(rows), took)
         return Executed(entries, rows, sampled, now)
