@@ -106,7 +106,7 @@ def blocks_of_memory(settings: PoolConfig, loaded: LoadedModel, free: int, taken
         why = f"{leaves}: set at most {int(SHARE * left):,}, or a share of at most {SHARE}"
         raise SettingError("pool.memory", f"{shown_bytes(asked)} are more than there is room for: {why}")
     if asked < each:
-        why = f"is less than a block of {settings.block_size} tokens, which takes {shown_bytes(each)}"
+        why = f"are less than a block of {settings.block_size} tokens, which takes {shown_bytes(each)}"
         raise SettingError("pool.memory", f"{shown_bytes(asked)} {why} ({leaves})")
     return asked // each
 

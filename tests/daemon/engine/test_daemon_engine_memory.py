@@ -278,8 +278,8 @@ def test_bytes_are_the_pools_if_passes_have_room_beside_it(gpu: Any) -> None:
 @pytest.mark.parametrize(
     ("memory", "free", "why"),
     [
-        (100.0, 1 << 30, "is less than a block of 16 tokens"),
-        (0.85, PEAK, "is less than a block"),
+        (100.0, 1 << 30, "are less than a block of 16 tokens"),
+        (0.85, PEAK, "are less than a block"),
         (0.85, PEAK + (1 << 20), "give it more memory"),
         (1 << 20, 1 << 30, "are needed"),
     ],
