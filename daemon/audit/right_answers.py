@@ -20,7 +20,7 @@ from daemon.engine.labelled_bars import ClosedBar, label_of
 from daemon.engine.rule_labels import WINDOW
 from engine.model.question_pack import located, read_head
 from feeds.market_data import Answer
-from flash.question import EXACT_VALUE, Question
+from flash.question import EXACT_VALUE, PAPER_SIX, Question
 from ingest.compact import CompactSpec, units_in
 from ingest.lines import decimal
 from ingest.volumes import SCALE, Volume
@@ -39,8 +39,7 @@ class RightAnswers:
 
     def __init__(self, config: Config, bars: BarTable, files: Iterable[Path] = ()) -> None:
         self._bars = bars
-        self._rules = {Question(r.name, r.text, r.choices).hash: r for r in RULES}
-        self._rules |= _taught(config) | rules_of(config)
+        self._rules = _own() | _taught(config) | rules_of(config)
         self._named = {rule.name: rule for rule in map(read_question, files)}
         self._sessions = {each.name: each for each in config.sessions if _has_one_series(config, each)}
 
@@ -79,6 +78,16 @@ def _closed(row: BarRow, scale: int) -> ClosedBar:
     opens, newest = ns_of(row.opens), ns_of(row.newest or row.opens)
     o, h, low, c = (units_in(text, scale) for text in (row.open, row.high, row.low, row.close))
     return ClosedBar(opens, newest, o, h, low, c, *Volume.of(units_in(row.volume, SCALE)))
+
+
+def _own() -> dict[str, Rule]:
+    """Rules of the tape model's questions, which are asked by their text, by name, or as the paper has it."""
+    paper = {each.name: each.text for each in PAPER_SIX}
+    return {
+        Question(rule.name, text, rule.choices).hash: rule
+        for rule in RULES
+        for text in (rule.text, rule.name, paper.get(rule.name, rule.text))
+    }
 
 
 def _taught(config: Config) -> dict[str, Rule]:

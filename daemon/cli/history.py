@@ -25,7 +25,8 @@ from daemon.audit.published import (
 )
 from daemon.cli.bars_file import lines_of
 from daemon.cli.options import EXIT_CONFIG, bootstrap_option, instant, read_config, set_option
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.schema import Config, LogConfig, SessionConfig
+from daemon.logs import set_up_logging
 from feeds.connector import SettingError
 from feeds.containers import CorruptFile
 from feeds.file_format import FormatError
@@ -131,6 +132,8 @@ def _bars_of(config: Config | None, sessions: Sequence[str]) -> BarTable:
     # imported here: PyTorch comes with it
     from daemon.audit.made_bars import make_again
 
+    # what makes bars has no trained model, which is nothing to tell
+    set_up_logging(LogConfig(level="error"), "history")
     table = BarTable()
     for session in config.sessions:
         if sessions and session.name not in sessions:

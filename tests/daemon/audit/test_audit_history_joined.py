@@ -16,7 +16,7 @@ from engine.model.question_pack import pinned, write_pack
 from engine.model.terse import TAPE_MODEL
 from feeds.market_data import Answer, Basis, Latency
 from feeds.mock_broker import MockBroker
-from flash.question import EXACT_VALUE, Question
+from flash.question import EXACT_VALUE, PAPER_SIX, Question
 from tests.daemon.audit.broker import run_fill
 from tests.kit import SECOND, START, trade
 from tests.kit.daemon import invoke
@@ -25,11 +25,12 @@ from tests.training.test_training_ahead import bars_file
 
 pytestmark = pytest.mark.timeout(600)
 KEY, WINDOW, BARS, HORIZON = "V:AAA", 14, 60, 3
-TREND = Question("trend", "Is the last close above or below the close ten bars before it?", ("UP", "DOWN"))
+TREND, *_ = PAPER_SIX
+BY_NAME = Question("mine", "trend", ("UP", "DOWN"))
 NEXT = Question("next", "Will the close be higher three bars from now?", ("YES", "NO"))
 OTHER = Question("other", "Is it a good day?", ("YES", "NO"))
 NAMED = Question("named", "Is the last close the highest of the bars shown?", ("YES", "NO"))
-ASKED = (TREND, NEXT, OTHER, NAMED, EXACT_VALUE)
+ASKED = (TREND, BY_NAME, NEXT, OTHER, NAMED, EXACT_VALUE)
 MEANT = {
     NEXT: f'horizon = {HORIZON}\nrule = "last(future.close) > close"\n',
     NAMED: 'rule = "close >= highest(close, 5)"\n',
@@ -84,7 +85,7 @@ def texts(question: Question) -> list[str]:
 def expected(question: Question, bar: int) -> str | None:
     """What was right, from the closes alone."""
     now, shown = CLOSES[bar], CLOSES[max(0, bar + 1 - WINDOW) : bar + 1]
-    if question == TREND:
+    if question in (TREND, BY_NAME):
         ago = shown[-11] if len(shown) > 10 else now
         return None if now == ago else "UP" if now > ago else "DOWN"
     if question == NEXT:
@@ -96,7 +97,7 @@ def expected(question: Question, bar: int) -> str | None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Two trades a bar in a topic, and the answers to five questions in another; the bars of a file, too."""
+    """Two trades a bar in a topic, and the answers to six questions in another; the bars of a file, too."""
     folder = tmp_path_factory.mktemp("history")
     for name, text in RULES.items():
         (folder / f"{name}.toml").write_text(text)
@@ -198,7 +199,7 @@ def test_each_answer_is_beside_its_bar_and_what_was_right(place: Place) -> None:
         assert row["right"] == (right or ""), (question.name, bar)
         assert row["is_right"] == ("" if right is None else str(row["text"] == right))
         known += right is not None
-    assert known > 3 * BARS
+    assert known > 4 * BARS
 
 
 def test_without_a_configuration_there_are_bars_alone(place: Place) -> None:
@@ -262,6 +263,7 @@ def test_a_correction_came_later_and_none_reaches_across_a_roll(place: Place, tm
     found = rights(place, changed(place, tmp_path, change))
     for (question, bar), right in found.items():
         reached = {"trend": range(bar - 10, bar + 1), "named": range(bar - 4, bar + 1)}
+        reached["mine"] = reached["trend"]
         reached |= {"next": range(bar, bar + HORIZON + 1)}
         crosses = rolled in reached.get(question, ()) and rolled - 1 in reached[question]
         assert right == ("" if crosses else whole[question, bar]), (question, bar)
