@@ -41,10 +41,10 @@ class DecisionsPlan:
     ``fresh``: requests about texts of so many ``lines``.
     """
 
-    requests: int = 600
-    later: int = 50
+    requests: int = 400
+    later: int = 30
     window: int = 80
-    fresh: int = 15
+    fresh: int = 8
     lines: int = 16
 
 
