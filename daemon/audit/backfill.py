@@ -20,7 +20,7 @@ from daemon import protocol
 from daemon.audit.session_replay import alone
 from daemon.audit.stepped_engine import Batches, SteppedEngine
 from daemon.config.fingerprint import fingerprint
-from daemon.config.schema import Config, QuestionConfig
+from daemon.config.schema import Config
 from daemon.config.standing import questions_of, table_of
 from daemon.engine.build import Built, Loaded, build
 from daemon.gateway.checkpoint.publisher import answer_id_of, basis_of
@@ -28,7 +28,6 @@ from daemon.gateway.stream_names import StreamNames
 from daemon.progress import Progress
 from engine.device import use_threads
 from feeds.connector import SettingError
-from feeds.durations import Duration
 from feeds.market_data import Answer, Basis
 from flash.question import Question
 
@@ -84,7 +83,7 @@ def asked_of(
     """
     standing = {each.question.name: each.question for each in questions_of(config) if each.session == session}
     own_config = alone(config, session)
-    question, questions = standing.get(text), tuple(map(_without_deadline, own_config.questions))
+    question, questions = standing.get(text), own_config.questions
     if question is not None and choices:
         raise SettingError("--choices", f"{text!r} is a standing question, and has its own choices")
     if question is None and not choices:
@@ -112,10 +111,6 @@ def asked_of(
     tables = (table_of(_of_each_version(q) if q.name == question.name else q, session) for q in asked)
     together = msgspec.structs.replace(listed, standing="none", questions=tuple(tables))
     return Asked(listed, together, question, fingerprint(listed, listed.sessions[0], own))
-
-
-def _without_deadline(asked: QuestionConfig) -> QuestionConfig:
-    return msgspec.structs.replace(asked, answer_within=Duration(0))
 
 
 def _of_each_version(question: Question) -> Question:

@@ -20,7 +20,7 @@ import msgspec
 from daemon import protocol
 from daemon.audit.stepped_engine import Batches, SteppedEngine
 from daemon.config.by_model import of_session
-from daemon.config.schema import Config
+from daemon.config.schema import Config, QuestionConfig
 from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
@@ -123,7 +123,10 @@ class Replay:
         choose: Choose = lambda built: None,
         until_ns: int = 0,
     ) -> None:
-        self.config = config = alone(config, name)
+        config = alone(config, name)
+        # whether one was due depends on where reading begins, so all are asked of all versions
+        asked = _with(config.questions, ask_every_bars=1, ask_every=Duration(0))
+        self.config = config = msgspec.structs.replace(config, questions=asked)
         self._session, self._until_ns = config.sessions[0], until_ns
         self.built: Built = build(config, {}, opens_all=True)
         use_threads(config.model.threads)  # of this thread, too
@@ -229,20 +232,16 @@ class Replay:
 
 
 def alone(config: Config, name: str) -> Config:
-    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing.
-
-    All questions are asked of all versions: whether one was due depends on where reading begins.
-    """
+    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing."""
     (session,) = (each for each in config.sessions if each.name == name)
     config = of_session(config, session)
     session = msgspec.structs.replace(
         session, idle_close=Duration(0), refresh_idle=Duration(0), divergence_every=Duration(0)
     )
-    every = {"ask_every_bars": 1, "ask_every": Duration(0), "answer_within": Duration(0)}
     return msgspec.structs.replace(
         config,
         sessions=(session,),
-        questions=tuple(msgspec.structs.replace(each, **every) for each in config.questions),
+        questions=_with(config.questions, answer_within=Duration(0)),
         source=msgspec.structs.replace(config.source, backlog_policy="wait"),
         events=msgspec.structs.replace(config.events, on_halt="flag"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
@@ -250,6 +249,10 @@ def alone(config: Config, name: str) -> Config:
             config.pool, idle_spill=Duration(0), pressure_spill=False, host_blocks=0
         ),
     )
+
+
+def _with(questions: Sequence[QuestionConfig], **members: object) -> tuple[QuestionConfig, ...]:
+    return tuple(msgspec.structs.replace(each, **members) for each in questions)
 
 
 def _never_idle(state: SavedSession) -> SavedSession:

@@ -68,6 +68,11 @@ def test_it_says_what_the_daemon_said(kind: str, placement: str, model: Loaded) 
     assert any("amended" in each.flags for each in found)
 
 
+def test_the_other_questions_are_asked_when_they_are_due() -> None:
+    together = asked_up(config_of("carry")).together.questions
+    assert {each.name: each.ask_every_bars for each in together} == {"up": 1, "seldom": 3}
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_records_that_are_dropped_for_their_lateness_are_flagged_alike(seed: int, model: Loaded) -> None:
     config = config_of("carry", late="drop")
