@@ -171,6 +171,7 @@ async def test_the_clients_own_distribution_needs_no_pytorch(desk: RunningDaemon
     for part in (
         "clients",
         "daemon/api",
+        "daemon/audit",
         "daemon/traces",
         "feeds",
         "flash",
