@@ -42,6 +42,9 @@ class Step:
 class Recorder(Observer):
     """A scheduler over ``world`` that keeps a journal; steps like a scheduler."""
 
+    took_ns: int | None = None
+    """As an executor it times no pass: the scheduler's clock does."""
+
     def __init__(
         self, world: FakeWorld, ordering: Ordering, clock: Callable[[], int], executor: Executor
     ) -> None:
