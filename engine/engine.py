@@ -1,5 +1,6 @@
 """The engine: one pool, one model, and forward passes over mixed batches of tapes, forks and prompts."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -59,6 +60,9 @@ class Engine:
         eager: bool = False,
     ) -> None:
         self.model = model
+        self.between_passes = threading.Event()
+        """Set while no pass runs; any thread may wait for it."""
+        self.between_passes.set()
         self.frame_limit = min(frame_limit, model.max_positions)
         self.pool = KVPool(
             list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
@@ -206,8 +210,12 @@ class Engine:
         """Run one pass; returns ``read`` applied to the logits of rows ``keep`` [keep, vocabulary]."""
         placements = [chunk.target.next_slots(len(chunk.tokens)) for chunk in batch]
         self._end.expect()
-        # tokens count as written only after `read`: an error of the device may surface only then
-        result = guarded(self.model.device, lambda: read(self._logits(batch, placements, keep)))
+        self.between_passes.clear()
+        try:
+            # tokens count as written only after `read`: an error of the device may surface only then
+            result = guarded(self.model.device, lambda: read(self._logits(batch, placements, keep)))
+        finally:
+            self.between_passes.set()
         for chunk, placement in zip(batch, placements, strict=True):
             chunk.target.wrote(placement, chunk.tokens)
         return result

@@ -100,7 +100,7 @@ class _Desk:
         self._scheduler = Scheduler(self._engine, pool, limits, time.monotonic_ns)
         self._now, self._watch = 0, lambda: None
         self._residency = Residency(pool, Idleness(1, lambda: directory), lambda: self._now)
-        self._copies = CopyThreads()
+        self._copies = CopyThreads(between=[self._engine.between_passes])
         self.copy(aside=True)
         self._asked = self._engine.open_tape("asked", (), Retention(_WINDOW + 1))
         self._large = _large(pool, tokens)

@@ -154,8 +154,14 @@ def _gauges(built: Built, models: Sequence[ServedModel], store: MetricStore) -> 
 
 
 def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> None:
-    """Have two threads copy the sessions of all models: one out of their pools, one back."""
-    copies = CopyThreads(threads.make)
+    """Have two threads copy the sessions of all models: one out of their pools, one back.
+
+    A pass on a GPU leaves the cores to them.
+    """
+    engines = (built.engine for built, _ in models)
+    copies = CopyThreads(
+        threads.make, [each.between_passes for each in engines if each.model.device.type == "cpu"]
+    )
     for built, scheduler in models:
         if built.tiers.residency is not None:
             built.tiers.residency.serve(copies, scheduler.run_between, copies.wait)

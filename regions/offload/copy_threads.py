@@ -3,26 +3,36 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from regions.offload.kv_store import Steps, Way
 
 NICENESS = 10
 """Of the thread that copies out: where cores are short it gets a tenth of what a thread of the model gets."""
+PATIENCE_S = 0.05
+"""A chunk is copied out after this time even if a pass still runs: a copy always ends."""
 _END = object()
 
 
 class CopyThreads:
     """An `Aside` with a thread for each way, which begins with its first copy.
 
-    Copies of one way end in the order in which they came. Those back to the pool wait for no other.
+    Copies of one way end in the order in which they came. Those back to the pool wait for no other, since
+    somebody waits for them. Those out of it begin a chunk between two passes, as the events in ``between``
+    say, for at most ``patience_s``: a team of threads ends with its last one, and while another thread has a
+    core, Linux wakes two of the team on one core.
     """
 
-    def __init__(self, make_thread: Callable[..., threading.Thread] = threading.Thread) -> None:
+    def __init__(
+        self,
+        make_thread: Callable[..., threading.Thread] = threading.Thread,
+        between: Sequence[threading.Event] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._copies: dict[Way, deque[Steps]] = {}
         self._changed = threading.Condition()
-        self._make_thread = make_thread
+        self._make_thread, self._between, self._patience_s = make_thread, between, patience_s
 
     def __call__(self, way: Way, steps: Steps) -> None:
         """See `Aside`."""
@@ -43,17 +53,18 @@ class CopyThreads:
         with suppress(OSError):  # of this thread alone, on Linux
             niceness = max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-        self._take(self._copies["out"])
+        self._take(self._copies["out"], self._between)
 
     def _return(self) -> None:
-        self._take(self._copies["in"])
+        self._take(self._copies["in"], ())
 
-    def _take(self, copies: deque[Steps]) -> None:
+    def _take(self, copies: deque[Steps], between: Sequence[threading.Event]) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: copies)
             while next(copies[0], _END) is not _END:
-                pass
+                for each in between:
+                    each.wait(self._patience_s)
             with self._changed:
                 copies.popleft()
                 self._changed.notify_all()

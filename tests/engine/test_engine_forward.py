@@ -248,6 +248,20 @@ def test_what_allocators_raise_is_recognised_and_nothing_else() -> None:
         assert not out_of_memory(error)
 
 
+def test_whether_a_pass_runs_can_be_seen_by_other_threads(model: LoadedModel) -> None:
+    seen: list[bool] = []
+    attention = Meddling(lambda call, out: (seen.append(engine.between_passes.is_set()), out)[1])
+    engine = Engine(model, blocks=64, block_size=4, frame_limit=40, attention=attention)
+    engine.append(engine.open_tape("t", [3, 4, 5], Retention(24)), [[5, 6, 7]])
+    assert set(seen) == {False}
+    assert engine.between_passes.is_set()
+    failing = Failing(1)
+    engine = Engine(model, blocks=64, block_size=4, frame_limit=40, attention=failing)
+    with pytest.raises(OutOfMemory):
+        engine.open_tape("t", [3, 4, 5], Retention(24))
+    assert engine.between_passes.is_set()
+
+
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("cpu", [False, True])
 def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel, at: int, cpu: bool) -> None:

@@ -482,3 +482,38 @@ def test_copies_back_wait_for_no_copy_out_and_those_of_one_way_end_in_order() ->
     here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     assert {niceness for name, niceness in took if name == "in"} == {here}
     assert {niceness for name, niceness in took if name != "in"} == {max(here, NICENESS)}
+
+
+def test_a_chunk_is_copied_out_between_two_passes() -> None:
+    """Those back wait for none."""
+    between, took, returned = threading.Event(), list[str](), threading.Event()
+    copies = CopyThreads(between=[between], patience_s=60)
+
+    def steps(name: str, ended: threading.Event | None = None) -> Steps:
+        for _ in range(3):
+            took.append(name)
+            yield
+        if ended is not None:
+            ended.set()
+
+    copies("out", steps("out"))
+    copies("in", steps("in", returned))
+    assert returned.wait(30)
+    assert not copies.wait(0.05)
+    assert took.count("out") <= 1
+    between.set()
+    assert copies.wait(30)
+    assert took.count("out") == 3
+
+
+def test_a_copy_out_ends_though_a_pass_does_not() -> None:
+    copies, took = CopyThreads(between=[threading.Event()], patience_s=0.001), list[int]()
+
+    def steps() -> Steps:
+        for number in range(3):
+            took.append(number)
+            yield
+
+    copies("out", steps())
+    assert copies.wait(30)
+    assert took == [0, 1, 2]
