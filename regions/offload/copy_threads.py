@@ -10,7 +10,7 @@ from regions.offload.kv_store import Steps, Way
 
 NICENESS = 10
 """Of the thread that copies out: where cores are short it gets a tenth of what a thread of the model gets."""
-PATIENCE_S = 0.05
+PATIENCE_S = 0.25
 """A chunk is copied out after this time even if a pass still runs: a copy always ends."""
 _END = object()
 
