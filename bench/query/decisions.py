@@ -38,7 +38,7 @@ _WAIT_S = 60.0
 class DecisionsPlan:
     """``requests`` on one version, and one after each of ``later`` bars, behind ``window`` of them.
 
-    ``fresh``: requests about texts of so many ``lines``.
+    ``fresh``: requests, each about another text of ``lines`` lines.
     """
 
     requests: int = 400

@@ -1,4 +1,4 @@
-"""Topics on a broker: made, filled and read by tests of commands that look back."""
+"""Topics on a broker, and the form of a file: for tests of commands that look back."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,6 +8,17 @@ from feeds.kafka_range import KafkaRange
 from feeds.kafka_sink import KafkaSink
 from feeds.market_data import AnyMessage
 from feeds.source import Incoming
+
+FORM = """
+description = "trades"
+container = "csv"
+[[records]]
+kind = "trade"
+venue = "V"
+time = { field = "time", format = "epoch-ns" }
+fields = { symbol = "symbol", price = "price", size = "size" }
+"""
+"""Of recorded trades with the header `time,symbol,price,size`."""
 
 
 async def fill(bootstrap: str, topic: str, messages: Iterable[AnyMessage | bytes], key: bytes = b"k") -> None:

@@ -17,7 +17,7 @@ from engine.model.terse import TAPE_MODEL
 from feeds.market_data import Answer, Basis, Latency
 from feeds.mock_broker import MockBroker
 from flash.question import EXACT_VALUE, PAPER_SIX, Question
-from tests.daemon.audit.broker import run_fill
+from tests.daemon.audit.broker import FORM, run_fill
 from tests.kit import SECOND, START, trade
 from tests.kit.daemon import invoke
 from tests.kit.packs import random_pack
@@ -127,20 +127,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         )  # fmt: skip
         assert played.exit_code == 0, played.output
         assert f"{BARS} bars read" in played.output
-        assert played.exit_code == 0, played.output
-        assert f"{BARS} bars read" in played.output
         yield Place(broker.bootstrap, config, bars, str(folder / "named.toml"))
-
-
-FORM = """
-description = "trades"
-container = "csv"
-[[records]]
-kind = "trade"
-venue = "V"
-time = { field = "time", format = "epoch-ns" }
-fields = { symbol = "symbol", price = "price", size = "size" }
-"""
 
 
 def config_of(bootstrap: str, folder: Path, more: str = "") -> str:

@@ -10,7 +10,7 @@ from click.testing import Result
 from feeds.codec import decode_message
 from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
-from tests.daemon.audit.broker import run_everything, run_fill
+from tests.daemon.audit.broker import FORM, run_everything, run_fill
 from tests.kit import SECOND, START, trade
 from tests.kit.daemon import invoke
 
@@ -20,15 +20,6 @@ SECONDS = 20
 FROM = "2024-08-08T23:54:20Z"
 """Five seconds behind START."""
 TO = "2024-08-08T23:54:30Z"
-FORM = """
-description = "trades"
-container = "csv"
-[[records]]
-kind = "trade"
-venue = "V"
-time = { field = "time", format = "epoch-ns" }
-fields = { symbol = "symbol", price = "price", size = "size" }
-"""
 
 
 def priced(n: int) -> str:

@@ -47,7 +47,7 @@ def test_states_arrive_as_systemd_spells_them(manager, notifier):
 
 
 async def test_what_takes_an_engine_long_is_told_before_ready(manager):
-    """Passes and captures of a start are of a GPU; what every engine measures is told the same way."""
+    """Passes and captures of a start are of a GPU; what every engine measures is reported alike."""
     async with running(inproc_config(standing="none"), notifier=Notifier({"NOTIFY_SOCKET": manager.name})):
         told = manager.received()
         assert told.index("STATUS=starting: measuring memory and costs") < told.index(

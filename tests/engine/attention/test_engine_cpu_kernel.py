@@ -134,7 +134,7 @@ def test_readers_of_one_context_get_what_each_gets_alone(readers: int, rows: int
 
 
 def test_a_fork_gets_the_bits_alone_that_it_gets_beside_another() -> None:
-    """Its own keys are summed up by themselves, though nobody else reads the tape before them."""
+    """Its own keys are summed up by themselves, though no other sequence reads the tape before them."""
     layer = Layer(1)
     tape = layer.extent(150, 1000, 900)
     for _ in range(2):

@@ -45,9 +45,9 @@ class Reader:
 class Streams:
     """Tokens by stream, and who reads which in one pass: all that a result may depend on."""
 
-    def __init__(self, seed: int, most_rows: int) -> None:
+    def __init__(self, seed: int, max_rows: int) -> None:
         self.rng, self.lengths, self.readers = Random(seed), list[int](), list[Reader]()
-        self.most_rows, self.branches = most_rows, set[int]()
+        self.max_rows, self.branches = max_rows, set[int]()
         prefix, forked = self.stream(self.rng.randrange(1, 90)), self.rng.random() < 0.5
         for _ in range(self.rng.randrange(1, 4)):
             tape = self.stream(self.rng.choice([3, 40, 200, 700]))
@@ -88,7 +88,7 @@ class Streams:
             self.lengths[seen.stream] = own.stop
 
     def rows(self) -> int:
-        return self.rng.choice([1, 1, 2, self.rng.randrange(1, self.most_rows + 1)])
+        return self.rng.choice([1, 1, 2, self.rng.randrange(1, self.max_rows + 1)])
 
     def add(self, context: tuple[Range, ...], rows: int) -> None:
         last = context[-1]
