@@ -56,7 +56,7 @@ class Labelled(NamedTuple):
 class AdaptationState(msgspec.Struct, frozen=True):
     """The coverage asked for by the hash of each labelled question, and the ``target`` that it is to keep.
 
-    ``acting``: what labels tell of acting on answers; ``learnt``: of questions without a calibration.
+    ``acting``: what labels tell of acting on answers; ``learnt``: for calibrations.
     """
 
     target: float

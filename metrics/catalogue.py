@@ -929,6 +929,12 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _gauge(
+        "foretick_adapted_calibrations",
+        "Questions whose probabilities labels have adapted, since the calibration's are worse by them. Worry "
+        "when it stays: calibrate again.",
+        "session",
+    ),
+    _gauge(
         "foretick_acted_error_ratio",
         "Share wrong of the latest thousand labelled answers that were to be acted on, of the worst "
         "question. Worry near max_error.",

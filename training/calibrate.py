@@ -9,9 +9,8 @@ import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
 from flash.confidence import CalibrationCurve, QuestionCalibration
-from flash.temperature import fit_temperature, softmax
+from flash.temperature import calibrated_probabilities, fit_temperature, softmax
 from tapes.rules import UNDEFINED, Flags, Floats, Ints
-from training.evaluate import calibrated_probabilities
 from training.scores import log_loss, order_statistics
 from training.sources import Answers
 from training.tokenizer import NONE

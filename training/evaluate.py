@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from flash.confidence import COVERAGE, AdaptiveCoverage, Calibration, QuestionCalibration, threshold
-from flash.temperature import softmax
+from flash.temperature import calibrated_probabilities, softmax
 from tapes.rules import UNDEFINED, Floats, Ints
 from training.scores import Flags, accuracy_at, brier, expected_calibration_error, log_loss, risk_coverage
 from training.sources import Answers
@@ -137,16 +137,6 @@ def by_distance(distance: Floats, right: Flags) -> list[AtDistance]:
             limit = None if end == inf else end
             found.append(AtDistance(begin, limit, int(inside.sum()), float(right[inside].mean())))
     return found
-
-
-def calibrated_probabilities(fitted: QuestionCalibration, logits: Floats) -> Floats:
-    """`QuestionCalibration.probabilities` of many answers at once, [answers, choices]."""
-    scaled = softmax(logits, fitted.temperature)
-    if not fitted.curves:
-        return scaled
-    risen = np.stack([np.interp(scaled[:, i], curve.x, curve.y) for i, curve in enumerate(fitted.curves)], 1)
-    probabilities: Floats = risen / risen.sum(1, keepdims=True)
-    return probabilities
 
 
 def given_confidence(logits: Floats, probabilities: Floats) -> Floats:

@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flash.confidence import Calibration
-from flash.temperature import softmax
+from flash.temperature import calibrated_probabilities, softmax
 from tapes.rules import Floats
-from training.evaluate import by_distance, calibrated_probabilities, distance_of, given_confidence
+from training.evaluate import by_distance, distance_of, given_confidence
 from training.scores import Bin, reliability, risk_coverage
 from training.sources import Answers
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from flash.confidence import QuestionCalibration
+from flash.temperature import calibrated_probabilities
 from tapes.rules import Flags, Floats, Ints
 from training.calibrate import LEAST_LABELS, LEAST_OF_A_CHOICE, fit_question
-from training.evaluate import calibrated_probabilities
 
 RESAMPLES = 1_000
 LEAST_BLOCKS = 20

@@ -862,7 +862,7 @@ class QuestionConfig(Table, frozen=True):
         Annotated[float, Meta(gt=0, lt=0.5)] | None,
         about(
             "answers are marked `act` only where at most this share of those marked is wrong (see accuracy); "
-            "needs choices and a calibration; none marks none"
+            "needs choices; none marks none"
         ),
     ] = None
     engine_share: Annotated[

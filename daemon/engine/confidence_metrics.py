@@ -1,5 +1,6 @@
 """What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -32,7 +33,7 @@ from flash.late_labels import (
     LateLabels,
     WaitingAnswer,
 )
-from flash.learnt_calibration import LearntCalibrations
+from flash.learnt_calibration import AdaptedCalibration, LearntCalibrations
 from flash.question import Question
 from flash.registry import BadQuestion, Standing
 from ingest.bar_kernel import AMENDS, EVENT, GAP, INCOMPLETE, JUMP, ROLLED
@@ -40,6 +41,8 @@ from ingest.plane import TapeRecord
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.tapes import TapeItem
+
+log = logging.getLogger(__name__)
 
 MEMORY = 256
 """Answers over which a session's mean gap is taken, with weights that fall exponentially."""
@@ -126,14 +129,10 @@ class Confidence:
                 acting.bar(record.ts_last_event, record.bar.high, record.bar.low, record.bar.close, gap=gap)
 
     def check(self, question: Question) -> None:
-        """Raise BadQuestion for one with a `max_error` that was not calibrated: nothing is known of it."""
-        if question.max_error is None or self._fitted(question) or self._fitted(question, numbered=True):
-            return
-        raise BadQuestion(
-            f"question {question.name!r}: max_error needs a calibration with its choices: "
-            "fit one with foretick calibrate, or remove max_error",
-            "max_error",
-        )
+        """Raise BadQuestion for one with a `max_error` whose answers nothing can calibrate."""
+        if question.max_error is not None and self._settings.calibration == "off":
+            why = "max_error needs a calibration: remove calibration = 'off' of the model, or max_error"
+            raise BadQuestion(f"question {question.name!r}: {why}", "max_error")
 
     def keep(self, session: str, standing: Iterable[Standing]) -> None:
         """A session has these questions: others are not marked until they are asked again."""
@@ -182,10 +181,10 @@ class Confidence:
         ``logits`` of the choices in their order; ``given``: the chosen one.
         """
         asked = question.hash
-        fitted = self._fitted(question) or self._learnt_of(session, asked)
-        if fitted is None or given is None:
+        known = self._known(session, asked, self._fitted(question))
+        if known is None or given is None:
             return None
-        return self._judge(fitted, session, asked, logits, given, self._acting[session].known(asked))[0]
+        return self._judge(known, session, asked, logits, given, self._acting[session].known(asked))[0]
 
     def uncalibrated(self, question: Question | None) -> str:
         """Why an answer of closed bars to it was not judged: a key of `UNCALIBRATED`."""
@@ -205,7 +204,7 @@ class Confidence:
             if question.pack:  # it has a calibration of its own
                 continue
             numbered = by_number(question)
-            if not (self._fitted(question, numbered) or self._learnt_of(session, question.hash, numbered)):
+            if not self._known(session, question.hash, self._fitted(question, numbered), numbered):
                 found[session, question.name] = self.uncalibrated(question)
         return found
 
@@ -232,14 +231,14 @@ class Confidence:
         self._not_calibrated.discard((session, asked))
         if given is None or choices is None:
             return None
-        known = fitted or self._learnt_of(session, asked, numbered)
+        known = self._known(session, asked, fitted, numbered)
         limit = standing.question.max_error
         acting: Acting | None = None
         found: Judged | None = None
         decided: ActDecision | None = None
-        if fitted is not None and limit is not None:
-            acting = self._acting[session].question(asked, limit)
         if known is not None:
+            if limit is not None:
+                acting = self._acting[session].question(asked, limit)
             found, decided = self._judge(known, session, asked, logits, given, acting)
         if version is not None:
             choice_set = found.choice_set if found else None
@@ -277,18 +276,28 @@ class Confidence:
         self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
         self._emit(protocol.Labelled(session, name, version, choice))
         limit, right = standing.question.max_error, answer.choices.index(choice)
-        if answer.fitted is None:
-            own = standing.question_hash, answer.numbered
-            self._learnt[session].label(*own, answer.choices, answer.logits, right)
-        elif answer.decided is not None and limit is not None:
+        self._learn(standing, answer, right)
+        if answer.decided is not None and limit is not None:
             acting = self._acting[session].question(standing.question_hash, limit)
             acting.label(answer.decided, version, right)
             self._store.set("foretick_acted_error_ratio", self._acting[session].error, session=session)
         return found
 
+    def _learn(self, standing: Standing, answer: JudgedAnswer, right: int) -> None:
+        """From a label; name the question whose fitted calibration it adapts, or does no more."""
+        session, learnt = standing.session, self._learnt[standing.session]
+        own = standing.question_hash, answer.numbered
+        before = learnt.find(*own, answer.fitted)
+        learnt.label(*own, answer.choices, answer.logits, right, answer.fitted)
+        self._store.set("foretick_adapted_calibrations", learnt.adapted, session=session)
+        adapted = isinstance(learnt.find(*own, answer.fitted), AdaptedCalibration)
+        if adapted != isinstance(before, AdaptedCalibration):
+            said = "adapted by labels" if adapted else "those of the calibration"
+            log.info("probabilities of %s/%s are now %s", session, standing.question.name, said)
+
     def _judge(
         self,
-        fitted: QuestionCalibration,
+        known: QuestionCalibration,
         session: str,
         asked: str,
         logits: Sequence[float],
@@ -296,12 +305,12 @@ class Confidence:
         acting: Acting | None,
     ) -> tuple[Judged, ActDecision | None]:
         """``asked``: hash of the question. None: nothing is to be acted on within an error."""
-        number, coverage = fitted.choices.index(given), self._labels[session].coverage(asked)
-        judged = judge(fitted, logits, number, coverage, self._settings.abstain_below)
+        number, coverage = known.choices.index(given), self._labels[session].coverage(asked)
+        judged = judge(known, logits, number, coverage, self._settings.abstain_below)
         if acting is None:
             return judged, None
         regime = self._acting[session].regime
-        decided = acting.decide(risk_of(fitted, logits, number), regime, number)
+        decided = acting.decide(risk_of(known, logits, number), regime, number)
         if judged.abstained and decided.act:
             decided = decided._replace(act=False, reason="low_confidence", certain=False)
         return judged._replace(act=decided.act, abstain_reason=decided.reason), decided
@@ -320,10 +329,12 @@ class Confidence:
             return None
         return self._calibration.find(self._listed(question.text, question.name), question.choices, numbered)
 
-    def _learnt_of(self, session: str, asked: str, numbered: bool = False) -> QuestionCalibration | None:
-        """What labels made of the question of this hash, asked so."""
-        known = self._learnt.get(session)
-        return None if known is None else known.find(asked, numbered)
+    def _known(
+        self, session: str, asked: str, fitted: QuestionCalibration | None, numbered: bool = False
+    ) -> QuestionCalibration | None:
+        """What was fitted for the question of this hash, asked so, or what labels made of it."""
+        learnt = self._learnt.get(session)
+        return fitted if learnt is None else learnt.find(asked, numbered, fitted)
 
 
 def check_error(confidence: Confidence, asked: StandingQuestion) -> None:

@@ -44,6 +44,7 @@ def _confidence() -> list[object]:
         stacked(rates("Answers to act on a second", "foretick_acted_total", "session")),
         rates("Answers not to act on a second, by reason", "foretick_act_abstained_total", "reason"),
         gauges("Wrong of those to act on", "percentunit", "foretick_acted_error_ratio", "session"),
+        gauges("Calibrations that labels adapt", "short", "foretick_adapted_calibrations", "session"),
     ]
 
 

@@ -17,7 +17,7 @@ from flash.learnt_calibration import (
     Pair,
     fitted_on,
 )
-from flash.temperature import fit_temperature
+from flash.temperature import Floats, fit_temperature
 
 CHOICES = ("UP", "FLAT", "DOWN")
 
@@ -38,6 +38,10 @@ def loss(pairs: Sequence[Pair], temperature: float) -> float:
     for logits, right in pairs:
         total += log(sum(exp(each / temperature) for each in logits)) - logits[right] / temperature
     return total
+
+
+def packed(pairs: Sequence[Pair]) -> Floats:
+    return np.array([[*logits, right] for logits, right in pairs])
 
 
 def told(pairs: Sequence[Pair], known: LearntCalibrations | None = None) -> LearntCalibrations:
@@ -65,7 +69,7 @@ def test_a_temperature_stays_within_its_bounds() -> None:
 
 
 def test_sets_cover_what_is_asked_on_answers_to_come() -> None:
-    fitted = fitted_on("q", CHOICES, drawn(2, MOST, 2.0), numbered=False)
+    fitted = fitted_on("q", CHOICES, packed(drawn(2, MOST, 2.0)), numbered=False)
     assert fitted is not None
     later = drawn(3, 3_000, 2.0)
     hits = sum(CHOICES[right] in fitted.choice_set(logits, COVERAGE) for logits, right in later)
@@ -76,7 +80,7 @@ def test_nothing_is_fitted_on_too_few_labels() -> None:
     pairs = drawn(4, LEAST, 1.0)
     assert told(pairs[:-1]).find("q", numbered=False) is None
     known = told(pairs)
-    assert known.find("q", numbered=False) == fitted_on("q", CHOICES, pairs, numbered=False)
+    assert known.find("q", numbered=False) == fitted_on("q", CHOICES, packed(pairs), numbered=False)
     assert known.find("q", numbered=True) is None
     assert known.find("r", numbered=False) is None
     rare = [(logits, 0 if number > 8 else right) for number, (logits, right) in enumerate(pairs)]
@@ -102,4 +106,4 @@ def test_a_saved_state_goes_on_as_without_a_stop(at: int) -> None:
     assert second.cut() == whole.cut()
     assert second.find("q", numbered=False) == whole.find("q", numbered=False)
     newest = pairs[: len(pairs) - len(pairs) % STEP][-MOST:]
-    assert whole.find("q", numbered=False) == fitted_on("q", CHOICES, newest, numbered=False)
+    assert whole.find("q", numbered=False) == fitted_on("q", CHOICES, packed(newest), numbered=False)

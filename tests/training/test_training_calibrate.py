@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from flash.confidence import Calibration, QuestionCalibration, threshold
-from flash.temperature import fit_temperature, softmax
+from flash.temperature import calibrated_probabilities, fit_temperature, softmax
 from tapes.rules import UNDEFINED, Floats, Ints
 from tests.kit.tolerance import near, of_float64
 from tests.training.answered import answers
 from training.calibrate import fit, fit_curves, fit_question, half_of
-from training.evaluate import calibrated_probabilities, score, set_scores
+from training.evaluate import score, set_scores
 
 EXACT = of_float64(1.0)
 TEXTS = {"trend": "Up or down?"}

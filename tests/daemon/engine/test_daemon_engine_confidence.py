@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -102,6 +103,7 @@ def test_questions_whose_answers_have_no_probability_are_known_before_any_is_ask
 def test_labels_calibrate_a_question_without_a_calibration_over_a_restart() -> None:
     judge, choices = confidence(), ("UP", "DOWN")
     pairs = [((n % 7 - 3.0, 0.0), n % 7 * 3 % 5 % 2) for n in range(LEAST)]
+    packed = np.array([[*logits, right] for logits, right in pairs])
     for version, (logits, right) in enumerate(pairs):
         choice = "UP" if logits[0] > 0 else "DOWN"
         assert judge.of_standing(STANDING, version, logits, choice, TEXT) is None
@@ -111,7 +113,7 @@ def test_labels_calibrate_a_question_without_a_calibration_over_a_restart() -> N
             waits = before.waiting("a", [(TREND.hash, version)])
             judge.remember("a", waits)
         assert judge.label(STANDING, version, choices[right]).right == (choice == choices[right])
-    fitted = fitted_on(TREND.hash, choices, pairs, numbered=False)
+    fitted = fitted_on(TREND.hash, choices, packed, numbered=False)
     assert fitted is not None
     judged = judge.of_standing(STANDING, LEAST, LOGITS, "UP", TEXT)
     assert judged is not None
@@ -194,10 +196,51 @@ def test_what_is_below_the_least_probability_is_not_to_be_acted_on() -> None:
     assert (marked.act, marked.abstain_reason) == (False, "low_confidence")
 
 
-def test_an_error_needs_a_calibration_of_the_question() -> None:
-    judge = confidence(BY_NUMBER)
-    judge.check(within(0.02).question)
-    judge.check(TREND)
-    with pytest.raises(BadQuestion, match="needs a calibration with") as refused:
-        judge.check(dataclasses.replace(TREND, text="Sideways?", max_error=0.02))
+def test_an_error_needs_calibrations_and_labels_make_one() -> None:
+    off = confidence(calibration="off")
+    off.check(TREND)
+    with pytest.raises(BadQuestion, match="needs a calibration") as refused:
+        off.check(within(0.02).question)
     assert refused.value.member == "max_error"
+    judge, asked = confidence(), within(0.02)
+    judge.check(asked.question)
+    for version in range(LEAST):
+        logits, given = ((9.0, 0.0), "UP") if version % 2 else ((0.0, 1.0), "DOWN")
+        assert judge.of_standing(asked, version, logits, given, TEXT) is None
+        assert judge.of("a", asked.question, logits, given) is None
+        judge.label(asked, version, "UP" if version % 8 == 2 else given)
+    marked = judge.of_standing(asked, LEAST, (9.0, 0.0), "UP", TEXT)
+    assert marked is not None
+    assert marked.act is True
+    doubted = judge.of_standing(asked, LEAST + 1, (1.0, 0.0), "UP", TEXT)
+    assert doubted is not None
+    assert (doubted.act, doubted.abstain_reason) == (False, "few_labels")
+    judge.label(asked, LEAST, "DOWN")
+    assert judge._store.value("foretick_acted_error_ratio", session="a") == 1.0
+
+
+def test_labels_adapt_a_fitted_calibration_over_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    """Its probabilities: choice sets and what is acted on have an adaptation of their own."""
+    caplog.set_level("INFO")
+    judge, asked = confidence(BY_TEXT), within(0.02)
+    plain = judge.of_standing(asked, None, (6.0, 0.0), "UP", TEXT)
+    assert plain is not None
+    for version in range(LEAST):
+        judge.of_standing(asked, version, (6.0, 0.0), "UP", TEXT)
+        judge.label(asked, version, "DOWN" if version % 5 == 0 else "UP")
+    assert judge._store.value("foretick_adapted_calibrations", session="a") == 1
+    assert caplog.messages == ["probabilities of a/trend are now adapted by labels"]
+    adapted = judge.of_standing(asked, None, (6.0, 0.0), "UP", TEXT)
+    assert adapted is not None
+    assert plain.probability > 0.99
+    assert adapted.probability == pytest.approx(0.8, abs=0.05)
+    after = confidence(BY_TEXT)
+    after.restore("a", judge.cut("a"))
+    assert after.of_standing(asked, None, (6.0, 0.0), "UP", TEXT) == adapted
+    assert after.of("a", asked.question, (6.0, 0.0), "UP") == adapted
+    assert after.of_standing(asked, None, (6.0, 0.0), "UP", NUMBER) is None, "asked another way"
+    for version in range(LEAST, LEAST + 1_500):
+        after.of_standing(asked, version, (6.0, 0.0), "UP", TEXT)
+        after.label(asked, version, "DOWN" if version % 400 == 0 else "UP")
+    assert after._store.value("foretick_adapted_calibrations", session="a") == 0
+    assert caplog.messages[1:] == ["probabilities of a/trend are now those of the calibration"]

@@ -174,19 +174,24 @@ def acted(engine: Engine) -> tuple[float, float]:
     return engine.value("acted_total", session="s"), sum(others)
 
 
-def test_an_error_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    other = replace(FITTED, name="other", text="Something else?")
-    with pytest.raises(SettingError, match="needs a calibration with") as refused:
-        Engine(labelled(tmp_path, max_error=0.02, fitted=other))
+def test_an_error_that_cannot_be_kept_is_refused_at_the_start_and_by_check(tmp_path: Path) -> None:
+    made = labelled(tmp_path, max_error=0.02)
+    off = replace(made, model=replace(made.model, calibration="off"))
+    with pytest.raises(SettingError, match="needs a calibration") as refused:
+        Engine(off)
     assert refused.value.key == "questions[0].max_error"
-
-
-def test_check_refuses_an_error_that_cannot_be_kept(tmp_path: Path) -> None:
-    other = replace(FITTED, name="other", text="Something else?")
-    made = labelled(tmp_path, max_error=0.02, fitted=other)
-    (wrong,) = [each for each in check_all(made) if each.key.startswith("questions[")]
+    (wrong,) = [each for each in check_all(off) if each.key.startswith("questions[")]
     assert (wrong.ok, wrong.key) == (False, "questions[0].max_error")
-    assert "needs a calibration with its choices" in wrong.message
+    assert "remove calibration = 'off'" in wrong.message
+
+
+def test_nothing_is_acted_on_before_a_calibration_is_learnt(tmp_path: Path) -> None:
+    other = replace(FITTED, name="other", text="Something else?")
+    engine = Engine(labelled(tmp_path, max_error=0.45, fitted=other))
+    play(engine, 0, len(LOG))
+    answers = [each.answer for each in given([engine])]
+    assert len(answers) == len(LOG) - 1
+    assert {(a.act, a.abstain_reason, a.probability) for a in answers} == {(False, "few_labels", None)}
 
 
 def test_a_clause_that_no_answer_can_meet_is_named_by_check_and_at_the_start(
