@@ -19,6 +19,11 @@ from metrics.store import MetricStore
 
 _AGES = {"foretick_staleness_seconds", "foretick_venue_silence_seconds"}
 """Gauges that every session sets when they are read."""
+_OF_SINKS = {
+    "retries": "foretick_publish_retries_total",
+    "handshakes_failed": "foretick_sink_handshakes_failed_total",
+}
+"""What some sinks count. Webhooks count for themselves, under their own label."""
 
 
 class Status:
@@ -40,12 +45,10 @@ class Status:
         self._store, self._tasks, self._engine = store, tasks, engine
         self._sessions, self._inputs = sessions, inputs
         self._sinks = [
-            (
-                route.sink,
-                store.growth("foretick_publish_retries_total", sink=route.sink.name),
-                store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name),
-            )
+            (route.sink, counted, store.growth(name, sink=route.sink.name))
             for route in routes
+            for counted, name in _OF_SINKS.items()
+            if hasattr(route.sink, counted)
         ]
 
     @property
@@ -60,9 +63,8 @@ class Status:
             for since, age in state.ages(state.times)._asdict().items():
                 self._store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
             self._store.set("foretick_venue_silence_seconds", state.last_seen_age_ns / 1e9, session=name)
-        for sink, retries, handshakes in self._sinks:
-            retries.update(getattr(sink, "retries", 0))
-            handshakes.update(getattr(sink, "handshakes_failed", 0))
+        for sink, counted, growth in self._sinks:
+            growth.update(getattr(sink, counted))
         self._inputs.note()
         self._store.set("foretick_kept_versions_bytes", self._sessions.past_bytes())
         if FREE in chosen:

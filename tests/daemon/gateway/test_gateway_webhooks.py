@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from daemon.config.schema import WebhookConfig
+from daemon.config.schema import SinkConfig, WebhookConfig
 from daemon.gateway.webhooks import WebhookSink
+from daemon.gateway.wiring import make_gateway
 from feeds.connector import SettingError, SinkRoute
+from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.durations import Duration
 from feeds.source import PublishRefused, SinkStopped
 from feeds.webhook_signatures import read_keys, signed
 from metrics.store import MetricStore
 from tests.daemon.gateway.test_gateway_publish import Rig
 from tests.daemon.gateway.test_gateway_signals import config, say
-from tests.kit import MemorySink, until
+from tests.kit import MemorySink, QueueSource, until
 
 KEY = b"0123456789abcdef01234567"
 
@@ -217,3 +220,18 @@ async def test_answers_and_offsets_go_on_while_a_webhook_hangs(tmp_path: Path) -
         (record,) = sink.messages("dlq.v1")
         assert json.loads(record.payload)["type"] == "signal"
         await r.publisher.outbox.delivery.stop(0.0)
+
+
+async def test_a_daemon_whose_configuration_has_a_webhook_exports_what_it_counts(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"whsec_{base64.b64encode(KEY).decode()}\n")
+    (tmp_path / "secret").chmod(0o600)
+    webhook = WebhookConfig("desk", "http://127.0.0.1:1/hook", str(tmp_path / "secret"))
+    sinks = SinkConfig(kafka=KafkaSinkConnector(bootstrap="127.0.0.1:1", topic="answers.v1"))
+    gateway = make_gateway(replace(config(), webhooks=(webhook,), sink=sinks), source=QueueSource())
+    try:
+        exported = gateway.status.metrics().decode()
+    finally:
+        gateway.store.close()
+        gateway.store.unlink()
+    assert 'foretick_webhook_waiting{webhook="desk"} 0' in exported
+    assert 'foretick_publish_retries_total{sink="kafka"} 0' in exported
