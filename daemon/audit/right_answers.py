@@ -95,8 +95,9 @@ def _taught(config: Config) -> dict[str, Rule]:
     found = {}
     for asked in config.questions:
         taught_by = read_head(located(asked.pack)[0]).question if asked.pack else {}
-        if "rule" in taught_by:
-            found[question_of(asked).hash] = rule_of(msgspec.convert(taught_by, QuestionFile))
+        if taught_by.get("rule"):  # "" where it was taught by labels, or a Python function
+            members = {name: taught_by[name] for name in QuestionFile.__struct_fields__ if name in taught_by}
+            found[question_of(asked).hash] = rule_of(msgspec.convert(members, QuestionFile))
     return found
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import random
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from tests.kit import SECOND, START, trade
 from tests.kit.daemon import invoke
 from tests.kit.packs import random_pack
 from tests.training.test_training_ahead import bars_file
+from training.taught_question import read_taught
 
 pytestmark = pytest.mark.timeout(600)
 KEY, WINDOW, BARS, HORIZON = "V:AAA", 14, 60, 3
@@ -257,12 +257,20 @@ def test_a_correction_came_later_and_none_reaches_across_a_roll(place: Place, tm
 
 
 def test_the_rule_of_a_pack_says_what_was_right(place: Place, tmp_path: Path) -> None:
-    source = tomllib.loads(RULES["named"])
-    own = {"name": "named", "text": NAMED.text, "question": source}
-    write_pack(tmp_path / "named.pack", random_pack(TAPE_MODEL, **own))
-    pack = pinned(str(tmp_path / "named.pack"))
+    """As `foretick teach` writes it: a pack that was taught by labels has an empty rule."""
+    by_hand = f'name = "named"\ntext = "{NAMED.text}"\nlabels = "mine.csv"\n'
+    (tmp_path / "by_hand.toml").write_text(by_hand)
+    for file, knows in ((Path(place.rule), True), (tmp_path / "by_hand.toml", False)):
+        rows = rights_of_a_pack(place, tmp_path, read_taught(file, WINDOW).source)
+        assert rows == [(knows and expected(NAMED, bar)) or "" for bar in range(BARS)]
+
+
+def rights_of_a_pack(place: Place, folder: Path, taught_by: dict[str, Any]) -> list[str]:
+    own = {"name": "named", "text": NAMED.text, "question": taught_by}
+    write_pack(folder / "named.pack", random_pack(TAPE_MODEL, **own))
+    pack = pinned(str(folder / "named.pack"))
     table = f'[[questions]]\nname = "named"\ntext = "{NAMED.text}"\nchoices = ["YES", "NO"]\npack = "{pack}"'
-    config = tmp_path / "b.toml"
+    config = folder / "b.toml"
     config.write_text(config_of(place.bootstrap, Path(place.config).parent, table))
     taught = Question("named", NAMED.text, NAMED.choices, pack=pack)
     with MockBroker() as broker:
@@ -270,7 +278,7 @@ def test_the_rule_of_a_pack_says_what_was_right(place: Place, tmp_path: Path) ->
         run_fill(broker.bootstrap, "past", [answer(bar, taught, "YES") for bar in range(BARS)])
         sink = ("--set", f"sink.kafka.bootstrap={broker.bootstrap}")
         rows = history("past", "--config", str(config), *sink, "--bars", place.bars)
-    assert [row["right"] for row in rows] == [expected(NAMED, bar) or "" for bar in range(BARS)]
+    return [row["right"] for row in rows]
 
 
 def test_a_table_finds_the_bar_that_an_id_names() -> None:
