@@ -21,8 +21,8 @@ from daemon.engine.rule_labels import WINDOW
 from engine.model.question_pack import located, read_head
 from feeds.market_data import Answer
 from flash.question import EXACT_VALUE, PAPER_SIX, Question
-from ingest.compact import CompactSpec, units_in
-from ingest.lines import decimal
+from ingest.compact import Anchor, CompactSpec, units_in
+from ingest.lines import decimal, round_half_even
 from ingest.volumes import SCALE, Volume
 from tapes.question_file import QuestionFile, read_question, rule_of
 from tapes.rules import RULES, UNDEFINED, Rule
@@ -55,11 +55,20 @@ class RightAnswers:
         if opening is None:
             return None
         if rule is None:
-            close = units_in(series.rows[opening].close, session.scale)
-            return decimal(close, session.price_decimals, session.scale)
+            return _close(series.rows[opening].close, session, basis.anchor)
         end, shown = bisect_left(series.opened, opening) + 1, min(basis.window_bars, WINDOW)
         around = [series.rows[at] for at in series.opened[max(0, end - shown) : end + rule.horizon]]
         return _right(rule, session, around, shown)
+
+
+def _close(close: str, session: SessionConfig, numbers: Sequence[str]) -> str:
+    """As its answer is printed; ``numbers``: of the compact lines' anchor, whose levels round prices."""
+    price = units_in(close, session.scale)
+    if numbers:
+        reference, unit, volume = numbers
+        anchor = Anchor.of(reference, unit, volume, session.price_decimals, session.scale)
+        price = anchor.reference + anchor.unit * round_half_even(price - anchor.reference, anchor.unit)
+    return decimal(price, session.price_decimals, session.scale)
 
 
 def _right(rule: Rule, session: SessionConfig, around: Sequence[BarRow], shown: int) -> str | None:

@@ -98,6 +98,8 @@ def command(
     except ModuleNotFoundError as error:
         click.echo(f"--output: Parquet needs {error.name}: pip install 'foretick[parquet]'", err=True)
         sys.exit(EXIT_CONFIG)
+    except BrokenPipeError:  # whoever reads it, such as `head`, has enough: click ends without a word
+        raise
     except (SettingError, BrokerError, CorruptFile, FormatError, OSError, ValueError) as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_CONFIG)
@@ -158,7 +160,9 @@ async def _written(
     async for answer in published(broker, topic, wanted):
         write(row(answer))
         count += 1
-    click.echo(f"{count} answers", err=True)
+    is_bounded = wanted.since_ns is not None or wanted.until_ns is not None
+    why = ": --since and --until are times of the data" if not count and is_bounded else ""
+    click.echo(f"{count} answers{why}", err=True)
 
 
 def _writer(output: Path | None, columns: Sequence[str], stack: ExitStack) -> Callable[[Row], None]:

@@ -14,6 +14,7 @@ from daemon.audit import bar_table
 from daemon.audit.published import parquet_writer
 
 pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 SECOND = 1_000_000_000
 NOON = 1_723_204_800
@@ -127,10 +128,13 @@ def test_each_answer_is_beside_the_bar_that_opened_last(
     assert any(each["bar_close"] is None for each in found)
 
 
-def test_what_was_right_stands_where_it_is_known(directory: Path) -> None:
+@pytest.mark.parametrize("texts", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_what_was_right_stands_where_it_is_known(texts: Any, directory: Path, tmp_path: Path) -> None:
+    """Also where it is of a frame of pandas or polars, whose texts are of another type."""
     known = [("aaa", "trend", 4, "UP"), ("bbb", "trend", 6, "UP")]
     right = dict(zip(("session", "question", "data_version", "right"), zip(*known, strict=True), strict=True))
-    table = pa.table({name: list(values) for name, values in right.items()})
+    of_texts = {name: pa.array(right[name], texts) for name in ("session", "question", "right")}
+    table = pa.table({name: list(values) for name, values in right.items()} | of_texts)
     plain = HISTORY.history(directory, frame="arrow")
     found = HISTORY.history(directory, right=table, frame="arrow")
     assert found.drop_columns(["right", "is_right"]) == plain
@@ -139,6 +143,9 @@ def test_what_was_right_stands_where_it_is_known(directory: Path) -> None:
     assert set(told.values()) == {None}
     with pytest.raises(ValueError, match="several"):
         HISTORY.history(directory, right=pa.concat_tables([table, table]), frame="arrow")
+    parquet.write_table(found, tmp_path / "judged.parquet")
+    with pytest.raises(ValueError, match="the files say"):
+        HISTORY.history(tmp_path / "judged.parquet", right=table, frame="arrow")
 
 
 @pytest.mark.parametrize("frame", ["pandas", "polars"])

@@ -388,7 +388,7 @@ async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
     """On the demo's sessions and model, at another port."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     demo = demo_config("127.0.0.1:1")
     config = inproc_config(sessions=demo.sessions, model=ModelConfig())
     async with running(config) as daemon:

@@ -35,8 +35,8 @@ def history(
     an Arrow table, or what makes one (such as a frame), with ``session``, ``question``, ``data_version`` and
     ``right``; answers get ``right`` and ``is_right``, null where it is not known.
 
-    Raises ModuleNotFoundError without a library, OSError, and ValueError for a time without a zone or an
-    answer of which several are said to be right.
+    Raises ModuleNotFoundError without a library, OSError, and ValueError for a time without a zone, for an
+    answer of which several are said to be right, and for ``right`` where the files have that column.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -91,9 +91,13 @@ def _with_right(table: Any, right: Any) -> Any:
     import pyarrow.compute as pc
 
     keys = ["session", "question", "data_version"]
+    if "right" in table.column_names:
+        raise ValueError("right: the files say what was right")
     known = right if isinstance(right, pa.Table) else pa.table(right)
+    fields = [*map(table.schema.field, keys), table.schema.field("text").with_name("right")]
+    known = known.select([*keys, "right"]).cast(pa.schema(fields))  # frames have texts of other types
     at = table.select(keys).append_column("row", pa.array(range(len(table))))
-    joined = at.join(known.select([*keys, "right"]), keys, join_type="left outer").sort_by("row")
+    joined = at.join(known, keys, join_type="left outer").sort_by("row")
     if len(joined) != len(table):
         raise ValueError("right: an answer has several right ones")
     table = table.append_column("right", joined["right"])

@@ -82,6 +82,20 @@ async def live(page: Page) -> None:
     await expect(page.locator("#state")).to_have_text("live", timeout=20_000)
 
 
+async def lines(cell: Any, text: str) -> int:
+    """On how many lines a cell shows this text."""
+    found: int = await cell.evaluate(
+        """(cell, text) => {
+            cell.textContent = text;
+            const range = document.createRange();
+            range.selectNodeContents(cell);
+            return new Set([...range.getClientRects()].map((each) => each.top)).size;
+        }""",
+        text,
+    )
+    return found
+
+
 def names(page: Page) -> Any:
     return page.locator("#sessions h2:visible").all_inner_texts()
 
@@ -100,6 +114,17 @@ async def test_a_chart_shows_prices_ribbons_labels_and_signals(chromium: Browser
         row = two.locator("tbody tr").first
         told = answered("trend", VERSIONS).choice_set or ()
         await expect(row.locator(".set")).to_have_text(", ".join(told) or "none")
+
+
+async def test_a_price_and_a_heading_break_in_no_word(chromium: Browser, daemon: Daemon) -> None:
+    async with opened(chromium, daemon, size=DESKTOP) as page:
+        await live(page)
+        assert await lines(page.locator("[data-session=two] tbody td.answer").first, "61837.11") == 1
+    reply = messages.QualityReply(0, quality_of("one", 5))
+    daemon.replies.append((messages.Quality(0, "one", "trend"), reply))
+    async with opened(chromium, daemon, "/live/questions/trend", DESKTOP) as page:
+        await expect(page.locator("#by-session tr")).to_have_count(1)
+        assert await lines(page.locator("section:has(#by-session) th").nth(4), "probability") == 1
 
 
 async def test_dragging_shows_the_answers_of_the_past(chromium: Browser, daemon: Daemon) -> None:

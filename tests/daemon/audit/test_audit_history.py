@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import errno
 import io
 import json
 import uuid
@@ -109,6 +110,9 @@ def test_filters_are_by_session_question_and_the_time_of_the_data(topic: Topic) 
         assert versions("--since", "2024-08-09T00:00:03Z", "--until", "2024-08-09T00:00:05Z") == [3, 4]
     assert versions("--since", "1h") == []
     assert versions("--until", "1970-01-01T00:00:00Z") == []
+    at = ("history", topic.name, "--bootstrap", topic.bootstrap)
+    assert "0 answers: --since and --until are" in invoke(*at, "--since", "1h").stderr
+    assert "0 answers\n" in invoke(*at, "--session", "none").stderr
     if topic.is_real:
         assert len(versions("--since", "1970-01-01T00:00:30Z")) == 6
 
@@ -144,3 +148,11 @@ def test_what_cannot_be_is_one_sentence(topic: Topic, arguments: tuple[str, ...]
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert invoke("history", "answers").exit_code == 2
+
+
+def test_a_reader_that_has_enough_is_no_error(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("daemon.cli.history._written", closed)
+    assert invoke("history", topic.name, "--bootstrap", topic.bootstrap).stderr == ""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.audit.bar_table import BarTable, ns_of
+from daemon.audit.right_answers import RightAnswers
 from engine.model.question_pack import pinned, write_pack
 from engine.model.terse import TAPE_MODEL
 from feeds.market_data import Answer, Basis, Latency
@@ -18,6 +20,7 @@ from feeds.mock_broker import MockBroker
 from flash.question import EXACT_VALUE, PAPER_SIX, Question
 from tests.daemon.audit.broker import FORM, run_fill
 from tests.kit import SECOND, START, trade
+from tests.kit.config import inproc_config
 from tests.kit.daemon import invoke
 from tests.kit.packs import random_pack
 from tests.training.test_training_ahead import bars_file
@@ -291,6 +294,20 @@ def test_a_table_finds_the_bar_that_an_id_names() -> None:
     assert [each and each.opens[-2:] for each in known] == ["3Z", "1Z", "1Z"]
     assert table.row("s", "V:A", SECOND - 1, None) is None
     assert table.row("s", "V:B", SECOND, None) is None
+
+
+@pytest.mark.parametrize(
+    ("anchor", "right"),
+    [([], "100.07"), (["100.0", "0.05", "1"], "100.05"), (["100.0", "0.2", "1"], "100.00")],
+)
+def test_an_exact_value_is_right_at_the_level_that_the_model_was_shown(anchor: list[str], right: str) -> None:
+    table, bar = BarTable(), dict.fromkeys(("interval", "open", "high", "low", "volume", "records"), "0")
+    table.add({"session": "aaa", "symbol": KEY, "opens": "1970-01-01T00:00:01Z", "close": "100.07", **bar})
+    said = answer(0, EXACT_VALUE, right)
+    said = replace(
+        said, as_of=2 * SECOND, answer_id=f"aaa:h:{SECOND}", basis=Basis(window_bars=1, anchor=anchor)
+    )
+    assert RightAnswers(inproc_config([KEY]), table).of(said) == right
 
 
 def test_what_cannot_be_is_one_sentence(place: Place, tmp_path: Path) -> None:
