@@ -88,6 +88,7 @@ $(STAMP): requirements-dev.lock pyproject.toml
 # Modules are compiled when they are imported: pip would compile all of them, a minute of a core.
 $(RUNTIME) $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "PyTorch and its CUDA libraries are downloaded: this takes minutes, and says nothing meanwhile"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@

@@ -227,7 +227,8 @@ def _read_labels(
                     raise QuestionError(f"{here}: {text} is not after the line before it: sort by time")
                 before[symbol] = opened
                 if symbol not in symbols or opened not in known:
-                    of = f"of {symbol}" if symbol not in symbols else f"that opened at {text}"
+                    others = f"of {symbol}, but of {', '.join(sorted(symbols))}"
+                    of = others if symbol not in symbols else f"that opened at {text}"
                     raise QuestionError(f"{here}: the tape has no bar {of}")
                 if answer not in choices:
                     raise QuestionError(f"{here}: {answer!r} is no choice; there are: {', '.join(choices)}")

@@ -45,7 +45,7 @@ def _failures(scores: Mapping[str, QuestionScores]) -> list[str]:
     found = ["| setting | distance to the boundary | answers | right, % |", "|---|---|---:|---:|"]
     for name, each in scores.items():
         for part in each.distances:
-            end = "" if part.end is None else f" to {part.end:g}"
+            end = " or more" if part.end is None else f" to {part.end:g}"
             found.append(f"| {name} | {part.begin:g}{end} | {part.answers:,} | {100 * part.accuracy:.1f} |")
     for name, each in scores.items():
         if each.undefined_found is not None:

@@ -105,7 +105,8 @@ def basis_of(config: Config, answer: Answer) -> tuple[SessionConfig, Basis]:
         )
     if not any((q.name, q.hash) == (answer.question, answer.question_hash) for q in asked):
         others = [q.pack for q in asked if q.name == answer.question and q.pack]
-        why = f": it is answered by another question pack, {others[0]}" if others else ""
+        missing = "; one that was set while the daemon ran is missing in [[questions]]"
+        why = f": it is answered by another question pack, {others[0]}" if others else missing
         raise CannotReproduce(
             f"the session has no standing question {answer.question!r} with the hash "
             f"{answer.question_hash}{why}"

@@ -193,6 +193,8 @@ def _config(found: Read, form: Path, symbols: Sequence[str], interval: int) -> s
 
 def _show(found: Read, symbols: Sequence[str]) -> None:
     console, observed = Console(), found.observed
+    if not console.is_terminal:
+        console = Console(width=120)  # prices are whole
     if found.proposal is None:
         console.print("Foretick's own records: no format is needed")
     else:

@@ -36,7 +36,7 @@ COMMANDS = {
     "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change, install and remove standing questions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
-    "reproduce": "Derive a published answer again from its records in Kafka.",
+    "reproduce": "Derive a published answer again from its records.",
     "run": "Run the daemon until SIGTERM.",
     "sessions": "List, add, change and remove sessions of a running daemon.",
     "simulate": "Compare scheduling policies in simulated time.",

@@ -57,6 +57,15 @@ def test_a_file(tmp_path: Path) -> None:
     assert '"symbol":"X:AAA"' in played.stdout
 
 
+def test_a_file_of_long_numbers_shows_whole_ones(tmp_path: Path) -> None:
+    rows = [f"{1709632800 + 60 * n},46319.25,46385.75,46319.25,46377.5,2300413.7295" for n in range(9)]
+    (tmp_path / "bars.csv").write_text("\n".join(["time,open,high,low,close,volume", *rows]) + "\n")
+    done = invoke(
+        "init", str(tmp_path / "bars.csv"), "--out", str(tmp_path), "--venue", "X", "--symbol", "AAA"
+    )
+    assert all(number in done.output for number in ("46319.25", "46385.75", "46377.5", "2300413.7295"))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

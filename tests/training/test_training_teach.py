@@ -278,7 +278,7 @@ def test_labels_stand_at_the_bars_that_they_are_of(tmp_path: Path, vocabulary: V
         (["{1},{s},YES", "{0},{s},NO"], "own.csv, line 3: .* is not after the line before it"),
         (["{1},{s},YES", "{1},{s},NO"], "own.csv, line 3: .* is not after the line before it"),
         (["2021-01-01T00:00:00Z,{s},YES"], "line 2: the tape has no bar that opened at 2021-01-01"),
-        (["{1},OTHER,YES"], "line 2: the tape has no bar of OTHER"),
+        (["{1},OTHER,YES"], "line 2: the tape has no bar of OTHER, but of BTCUSD, PERP:BTCUSD"),
         (["{1},{s},MAYBE"], "line 2: 'MAYBE' is no choice; there are: YES, NO"),
         (["{1},{s}"], "line 2: it has 2 columns instead of 3"),
         (["noon,{s},YES"], "line 2: expected a time with a zone"),
@@ -321,6 +321,7 @@ def test_a_question_near_one_of_the_model_s_is_taught_in_seconds_and_again_the_s
     assert (pack.head.name, pack.head.base) == ("breakout19", revision_of(TAPE_MODEL))
     assert next(each["choices"] for each in pack.head.calibrations) == ["YES", "NO"]
     assert "**Accepted**" in card
+    assert "| 2 or more | " in card
     assert "| generated, fresh | " in card
     assert "| generated, one window later | " in card
     assert f"| revision | {pack.head.revision} |" in card

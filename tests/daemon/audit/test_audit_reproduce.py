@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_an_error(ran: Ran, tmp_path: Path) -> None:
         ("sessions.0.retention_tokens=176", "the configuration is another one than answered"),
         ("sessions.0.lateness=1s", "the configuration is another one than answered"),
         ("sessions.0.name=bbb", "has no session 'aaa'"),
-        ("standing=none", "no standing question 'trend'"),
+        ("standing=none", "ran is missing in"),
         ("model.seed=1" if not other else f"model.path={other}", "by another"),
     ):
         result = ran.invoke("reproduce", name, "--set", change)
