@@ -1,5 +1,6 @@
 """A cache of the most recently used values, with counted hits and misses."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -14,11 +15,11 @@ class Lru(Generic[K, V]):
     """At most ``most`` values. ``count(outcome)`` hears of each look-up, ``hit`` or ``miss``.
 
     When it is full, the owner of the most values loses the least recently used one. So one that has fewer
-    than another loses none to it, and cannot tell by its misses how much others put in.
+    than another loses none to it, and cannot tell by its misses how much others put in. Any thread.
     """
 
     def __init__(self, most: int, count: Callable[[str], None] = lambda outcome: None) -> None:
-        self._most, self._count = most, count
+        self._most, self._count, self._lock = most, count, threading.Lock()
         self._owned: defaultdict[str, LRUCache[K, V]] = defaultdict(lambda: LRUCache(most))
 
     def __len__(self) -> int:
@@ -26,15 +27,17 @@ class Lru(Generic[K, V]):
 
     def get(self, key: K, owner: str = "") -> V | None:
         """Return the owner's value, which is now its newest; None without one."""
-        value = self._owned[owner].get(key)
+        with self._lock:
+            value = self._owned[owner].get(key)
         self._count("miss" if value is None else "hit")
         return value
 
     def put(self, key: K, value: V, owner: str = "") -> None:
         """Keep a value."""
-        self._owned[owner][key] = value
-        if len(self) > self._most:
-            max(self._owned.values(), key=len).popitem()
+        with self._lock:
+            self._owned[owner][key] = value
+            if len(self) > self._most:
+                max(self._owned.values(), key=len).popitem()
 
     def made(self, key: K, make: Callable[[], V], owner: str = "") -> V:
         """Return the owner's value, made if it is not there. What ``make`` raises is not kept."""

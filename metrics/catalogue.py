@@ -605,8 +605,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_api_cache_total",
-        "Look-ups of rendered chats, tokenised texts and whole responses that were kept.",
-        cache=("render", "tokenise", "response"),
+        "Look-ups of rendered chats, tokenised texts and questions, and whole responses that were kept.",
+        cache=("render", "tokenise", "question", "response"),
         outcome=("hit", "miss"),
     ),
     _counter(

@@ -45,6 +45,7 @@ class DerivedLimits:
     kept_responses: int = _follows(_REQUESTS, "4", "responses kept, to be given again")
     kept_chats: int = _follows(_REQUESTS, "1", "chats kept as their template renders them")
     kept_texts: int = _follows(_REQUESTS, "1/4", "texts kept as tokens")
+    kept_questions: int = _follows(_REQUESTS, "1", "questions of sessions kept as tokens")
     kept_schemas: int = _follows(_REQUESTS, "1/16", "schemas kept as grammars")
     socket_requests: int = _follows(_EACH, "1/4", "requests answered at a time over one WebSocket")
     subscriptions: int = _follows(_EACH, "1/8", "subscriptions of one ZeroMQ connection or WebSocket")

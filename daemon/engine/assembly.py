@@ -194,7 +194,9 @@ def _served(
     versions = Versions(scheduler, store, emit)
     confidence = _confidence(declared, built, scheduler, store, emit)
     derived = DerivedLimits.of(config)
-    caches = PromptCaches(derived.kept_chats, derived.kept_texts, derived.kept_schemas)
+    caches = PromptCaches(
+        derived.kept_chats, derived.kept_texts, derived.kept_schemas, derived.kept_questions
+    )
     prompts = PromptBuilder(built, limits, store, caches)
     requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding)
     ReadyEvents(built, scheduler, registry, requests, ready_tokens(config, built.prompt), emit)

@@ -35,17 +35,24 @@ from scheduler.interfaces import Limits
 
 LONG = 256
 """Characters of a message from which on it is tokenised by itself."""
+KEPT_TOKENS = 1024
+"""Longest question about a session that is kept as tokens: one behind a long chat does not come again."""
 ROLES = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+_Asked = tuple[str, bool, bool, Question]
+"""A question: its salt, whether it is scored and stands, and itself."""
 
 
 class PromptCaches(NamedTuple):
-    """How many are kept of rendered chats, tokenised texts, and schemas (*Attention Once* section 3.10.3)."""
+    """How many are kept of rendered chats, tokenised texts, schemas, and questions of sessions as tokens
+    (*Attention Once* section 3.10.3).
+    """
 
     chats: int = 256
     texts: int = 64
     schemas: int = 16
+    questions: int = 256
 
 
 class TooLong(ValueError):
@@ -84,7 +91,7 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Makes prompts and grammars of requests. Called from one thread."""
+    """Makes prompts and grammars of requests. Any thread."""
 
     def __init__(
         self, built: Built, limits: Limits, store: MetricStore, kept: PromptCaches | None = None
@@ -98,6 +105,9 @@ class PromptBuilder:
         self._rendered: Lru[tuple[str, tuple[Turn, ...]], str] = Lru(kept.chats, counted("render"))
         self._tokenised: Lru[tuple[str, bool, str], list[int]] = Lru(kept.texts, counted("tokenise"))
         self._schemas: Lru[tuple[str, bytes], tuple[Part, ...]] = Lru(kept.schemas)
+        self._asked: Lru[_Asked, tuple[PreparedQuestion, LabelTree | None]] = Lru(
+            kept.questions, counted("question")
+        )
 
     def prompt(self, asked: Generate) -> Prompt:
         """The prompt of a request. Raises ValueError for what cannot be asked."""
@@ -166,10 +176,7 @@ class PromptBuilder:
             raise ValueError("a session is asked by the last message, which must be the user's")
         question, written = self._worded(asked)
         self._check_characters(asked, len(question.text))
-        prepared = self._built.prepare(question)
-        labels = self._labels(asked, prepared) if asked.scored else None
-        if labels is None:
-            check_choices(question, prepared)
+        prepared, labels = self._prepared(asked, question)
         if asked.penalty and not question.choices:
             raise ValueError(f"{asked.penalty} is not supported, unless the answer is one of choices")
         terse, is_json = self._format.terse is not None, asked.schema is not None and not written
@@ -188,6 +195,24 @@ class PromptBuilder:
             written=written,
             labels=labels,
         )
+
+    def _prepared(self, asked: Generate, question: Question) -> tuple[PreparedQuestion, LabelTree | None]:
+        """The question as tokens and, if it is scored, its labels: clients ask the same of each version.
+
+        They are kept up to `KEPT_TOKENS`. Raises ValueError.
+        """
+        key = asked.salt, asked.scored, asked.question is not None, question
+        found = self._asked.get(key, asked.tenant)
+        if found is None:
+            prepared = self._built.prepare(question)
+            if asked.scored:
+                found = prepared, self._labels(asked, prepared)
+            else:
+                check_choices(question, prepared)
+                found = prepared, None
+            if len(prepared.prompt_tokens) <= KEPT_TOKENS:
+                self._asked.put(key, found, asked.tenant)
+        return found
 
     def _labels(self, asked: Generate, prepared: PreparedQuestion) -> LabelTree:
         """Those of a standing question, and of a terse model, are first tokens; others are scored whole."""

@@ -15,6 +15,7 @@ DEFAULTS = {
     "kept_responses": 1024,
     "kept_chats": 256,
     "kept_texts": 64,
+    "kept_questions": 256,
     "kept_schemas": 16,
     "socket_requests": 32,
     "subscriptions": 16,

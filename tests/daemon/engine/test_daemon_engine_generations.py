@@ -25,14 +25,16 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.config.schema import Config, QueryConfig
+from daemon.engine.build import prepared
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.prompt_builder import PromptBuilder
+from daemon.engine.prompt_builder import Prompt, PromptBuilder
 from daemon.engine.request_runner import RequestRunner, _finish
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
 from engine.step import SampledToken
 from feeds.decoding import Undecodable
 from feeds.durations import Duration
+from flash.question import PreparedQuestion, Question
 from metrics.store import MetricStore
 from regions.cache_priority import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
 from scheduler.interfaces import Limits, PriorityClass
@@ -168,6 +170,57 @@ def test_a_text_has_its_own_tokens_though_a_chat_is_rendered_as_the_same(rig: Ri
     rendered = FORMAT.chat([("user", "Up?")])
     rig.ask(Generate(id=1, turns=turns), Generate(id=2, text=rendered))
     assert [list(each.prompt) for each in rig.requests] == [FORMAT.encode(rendered), FORMAT.plain(rendered)]
+
+
+class Prepared:
+    """A model that counts which questions it is asked to prepare."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        built: Any = SimpleNamespace(
+            prompt=FORMAT, prepare=self.prepare, engine=SimpleNamespace(frame_limit=POSITIONS)
+        )
+        self.prompts = PromptBuilder(built, LIMITS, MetricStore.local({}))
+
+    def prepare(self, question: Question) -> PreparedQuestion:
+        self.texts.append(question.text)
+        return prepared(FORMAT, question)
+
+    def prompt(self, text: str = "Up?", *choices: str, **how: Any) -> Prompt:
+        return self.prompts.prompt(Generate(session="s", turns=(Turn("user", text),), choices=choices, **how))
+
+
+def test_a_question_is_prepared_once_for_each_who_asks_it() -> None:
+    model = Prepared()
+    hows: list[dict[str, Any]] = [{}, {"scored": True}, {"tenant": "a"}, {"salt": "s"}, {"max_tokens": 3}]
+    for how in hows:
+        first = model.prompt("Up?", "YES", "NO", **how)
+        again = model.prompt("Up?", "YES", "NO", id=7, weight=2.0, trace_id="t", **how)
+        assert again == first == Prepared().prompt("Up?", "YES", "NO", **how)
+    assert model.texts == ["Up?"] * len(hows)
+    assert model.prompt("Up?", "NO", "YES").choices == ("NO", "YES")
+    assert len(model.texts) == len(hows) + 1
+
+
+def test_a_standing_question_is_scored_by_first_tokens_though_the_same_was_asked_ad_hoc() -> None:
+    model, choices = Prepared(), ("YES it is", "NO")
+    standing = Question("ask", "Up?", choices, LIMITS.max_new_tokens)
+    whole = model.prompt("Up?", *choices, scored=True)
+    first = model.prompt("Up?", *choices, scored=True, question=standing)
+    assert whole.labels is not None
+    assert first.labels is not None
+    assert (whole.labels.is_flat, first.labels.is_flat) == (False, True)
+
+
+def test_a_question_that_is_refused_or_long_is_not_kept(monkeypatch: Any) -> None:
+    model = Prepared()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="same token"):
+            model.prompt("Up?", "YES", "YES!")
+    monkeypatch.setattr("daemon.engine.prompt_builder.KEPT_TOKENS", 20)
+    long = "price 1 " * 10
+    assert len(model.prompt(long).tokens) == len(model.prompt(long).tokens) > 20
+    assert (len(model.texts), len(model.prompts._asked)) == (4, 0)
 
 
 def run(rig: Rig, text: str) -> None:
