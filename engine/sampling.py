@@ -26,6 +26,7 @@ INFINITY = float("inf")
 NOT_FINITE = "the model's logits are not finite"
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 Table = list[list[float]]
 Fetch = Callable[[torch.Tensor], torch.Tensor]
 """Brings a tensor to the host."""
@@ -55,8 +56,12 @@ def choose(
     asked = [(row, most) for row, most in enumerate(top_logprobs) if most is not None]
     if logits.device.type == "cpu" and logits.numel() <= FEW:
         table = compiled(logits, allowed, drawn)
-        tokens = torch.tensor([int(line[0]) for line in table])
-        likely = _logprobs(logits, asked, tokens).tolist() if asked else []
+        tokens = [int(line[0]) for line in table]
+        likely: Table = []
+        if any(most for _, most in asked):
+            likely = _logprobs(logits, asked, torch.tensor(tokens)).tolist()
+        elif asked:
+            likely = _own_logprobs(logits.numpy(), [(row, tokens[row]) for row, _ in asked])
     else:
         found = by_torch(logits, allowed, drawn)
         parts = [found, _logprobs(logits, asked, found[:, 0].long())] if asked else [found]
@@ -88,6 +93,19 @@ def _logprobs(logits: torch.Tensor, asked: Sequence[tuple[int, int]], tokens: to
     logprobs = torch.log_softmax(logits[rows].float(), -1)
     best = logprobs.topk(min(max(most for _, most in asked), logprobs.shape[1]))
     return torch.cat((logprobs.gather(1, tokens[rows][:, None]), best.values, best.indices.float()), -1)
+
+
+def _own_logprobs(logits: Floats, tokens: Sequence[tuple[int, int]]) -> Table:
+    """As `_logprobs` without others, for (row, token), by the caller's thread alone: torch's softmax waits
+    for its other threads, a whole time slice where others have the cores.
+    """
+    values = logits[[row for row, _ in tokens]]
+    with np.errstate(invalid="ignore"):  # a row that is not finite has failed
+        values -= values.max(-1, keepdims=True)
+        totals = np.log(np.exp(values).sum(-1, dtype=np.float64))
+    return [
+        [float(own[token] - total)] for own, total, (_, token) in zip(values, totals, tokens, strict=True)
+    ]
 
 
 Drawn = Sequence[tuple[int, Sampling]]

@@ -240,6 +240,21 @@ def test_log_probabilities_are_of_the_whole_vocabulary_and_only_where_they_are_a
     assert len(choose(logits[:1], [None], [], [20])[0].top) == 4
 
 
+@given(st.integers(0, 1000), st.floats(0.01, 100.0))
+def test_a_log_probability_alone_is_as_exact_as_doubles(seed: int, scale: float) -> None:
+    """Beside rows that ask for none, or are not finite."""
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(0, scale, (5, 300)).astype(np.float32))
+    logits[1, 7], logits[2, 9] = math.inf, -math.inf
+    found = choose(logits, [None, None, (3, 4), (5, 6), (8,)], [], [0, 0, 0, None, 0])
+    reference = torch.log_softmax(logits.double(), -1)
+    assert [bool(each.error) for each in found] == [False, True, True, False, False]
+    assert found[3].logprob is None
+    for row in (0, 4):
+        expected = reference[row, found[row].token].item()
+        assert found[row].logprob == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert found[row].top == ()
+
+
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.0, 0), (1.1, 0), (0.5, -1)])
 def test_a_cut_out_of_range_is_refused(top_p: float, top_k: int) -> None:
     with pytest.raises(ValueError, match="top_p"):
