@@ -78,19 +78,20 @@ def decide(daemon: int, bare: int, body: bytes, pipe: Connection) -> None:
 
 
 def decide_fresh(
-    daemon: int, peer: int, path: str, bodies: Sequence[tuple[bytes, bytes]], pipe: Connection
+    daemon: int, peer: int, path: str, bodies: Sequence[tuple[bytes, bytes, bytes]], pipe: Connection
 ) -> None:
-    """Each pair of bodies, to the daemon and to ``path`` of the peer, first the one and then the other.
+    """Each pair of bodies, to the daemon and to ``path`` of the peer, first the one and then the other; then
+    a third one, unless it is empty, to the peer.
 
-    Sends "ready", then both replies of each pair, with their ns.
+    Sends "ready", then the replies to each three, with their ns.
     """
     pipe.send("ready")
-    for number, pair in enumerate(bodies):
-        ends = (daemon, "/v1/systemone", pair[0]), (peer, path, pair[1])
+    for number, (ours, theirs, further) in enumerate(bodies):
+        ends = (daemon, "/v1/systemone", ours), (peer, path, theirs), (peer, path, further)
         order = (0, 1) if number % 2 == 0 else (1, 0)
         # connected in its turn: the daemon cuts a connection that sends nothing for ten seconds
-        found = {which: timed(_Http(*ends[which]).trip) for which in order}
-        pipe.send((found[0], found[1]))
+        found = {which: timed(_Http(*ends[which]).trip) for which in (*order, *([2] if further else []))}
+        pipe.send((found[0], found[1], found.get(2, (b"", 0))))
 
 
 def ask(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:

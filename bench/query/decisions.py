@@ -7,31 +7,37 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import msgspec
+import torch
 import uvloop
 from msgspec.structs import replace
 
 from bench.data.past import SESSION, bars, config_of, filled, models
-from bench.engine.contenders import append
-from bench.figures import Figure, Goal, Setting, latency
+from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.query.bare import bare_server, returning
 from bench.query.clients import BARE, decide
 from bench.query.fresh import beside_llama, texts
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.processes import child
 from bench.stream.serving import config, rest, serving
-from daemon.api.systemone import ALIAS, Choice, DecisionRequest, Text, worded
+from daemon.api.systemone import ALIAS, Choice, DecisionRequest, Text, generate
 from daemon.config import schema
-from daemon.engine.build import Built, load
+from daemon.engine.build import Built, limits_of, load
+from daemon.engine.prompt_builder import PromptBuilder
 from daemon.gateway.gateway import Gateway
 from engine.device import use_threads
+from engine.step import Chunk
 from lab.queued_source import QueuedSource
+from metrics.store import MetricStore
 from tapes.rules import RULES
 
 _TEN = RULES[:10]
+_Asked = tuple[Sequence[int], Sequence[int]]
+"""Of a fork: the tokens of a question and of an option's beginning, and those that may follow."""
 _WAIT_S = 60.0
+_PAUSE_S = 0.003
+"""About as long as a request takes to its pass. Threads of a pass sleep after a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,13 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     daemon of two processes. *Ready*: the questions stand, and the version does not change; the reference is a
     route of a bare Starlette application in the same loop that returns the request. *Right after a bar*: no
     question stands, and the request is sent as soon as the gateway knows of the bar's version; the reference
-    is one pass of the engine alone, which asks ten forks at the same window. *On fresh text*, with `--llama`
-    and `--model`: a text of bars in words that no request had before; the reference is llama.cpp's server
-    with the same GGUF file, which gets the ten prompts in one request of its own and reads the text once. The
-    two take turns, while the other one is idle.
+    is one pass of the engine alone at the same window, which asks forks for the same options and their log
+    probabilities, behind a pause of a few milliseconds, as a request's pass is: threads and cores sleep by
+    then. Its *bound* is that pass and the round trip of a ready request. *On fresh text*, with `--llama` and
+    `--model`: a text of bars in words that no request had before; the reference is llama.cpp's server with
+    the same GGUF file, which gets the ten prompts in one request of its own and reads the text once. The two
+    take turns, while the other one is idle. Behind each pair llama.cpp's server tells the further tokens of
+    options that have several, so that probabilities of whole options are compared.
     """
     plan = run.sized(DecisionsPlan(), DecisionsPlan(20, 3, fresh=2, lines=2))
     for name, path in models(run).items():
@@ -66,8 +75,12 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         beside = setting, "", "bare Starlette route", bare
         yield from latency("ready", ready, *beside, paired=False, goals={0.99: Goal(5.0, of="ours")})
         asked, passes = uvloop.run(_after_bars(plan, model)), _passes(plan, model)
+        after, goals = "right after a bar", {0.5: Goal(1.3)}
         beside = setting, "", "one pass of the engine", passes
-        yield from latency("right after a bar", asked, *beside, paired=False, goals={0.5: Goal(1.3)})
+        yield from latency(after, asked, *beside, paired=False, goals=goals)
+        (trip,) = quantiles(ready, 0.5)
+        bound = setting, "", "that pass and a ready request", [trip + ns for ns in passes]
+        yield from latency(f"{after}, bound", asked, *bound, at=(0.5,), paired=False, goals=goals)
     if run.llama is None or run.model is None:
         run.say("fresh text: absent, it needs --llama and --model")
         return
@@ -141,26 +154,37 @@ _ROUTE = returning(BARE)
 
 
 def _passes(plan: DecisionsPlan, settings: schema.ModelConfig) -> list[int]:
-    """ns of one pass that asks ten forks, for each bar that was asked behind."""
+    """ns of one pass that asks what the daemon asks, for each bar that was asked behind."""
     alone = config_of(settings.path, settings.threads)
     use_threads(settings.threads)
     built, _ = asyncio.run(filled(alone, load(alone), plan.later))
-    tokens = [_tokens(built, each.name, each.text, each.choices) for each in _TEN]
-    return [_pass(built, tokens) for _ in range(plan.later + 1)][1:]  # the first one is not measured
+    asked = _asked_of(built, alone)
+    return [_pass(built, asked) for _ in range(plan.later + 1)][1:]  # the first one is not measured
 
 
-def _tokens(built: Built, name: str, text: str, choices: Sequence[str]) -> list[int]:
-    if built.prompt.terse is not None:
-        return list(built.prompt.question(name))
-    criteria: dict[str, Any] = dict.fromkeys(choices)
-    return list(built.prompt.question(worded(Choice(instructions=text, criteria=criteria))))
+def _asked_of(built: Built, settings: schema.Config) -> list[_Asked]:
+    prompts = PromptBuilder(built, limits_of(settings), MetricStore.local({}))
+    found = list[_Asked]()
+    for each in request_about({}).questions.values():
+        prompt = prompts.prompt(generate(each, "", SESSION.name))
+        assert prompt.labels is not None
+        found += [([*prompt.tokens, *path], after) for path, after in prompt.labels.nodes.items()]
+    return found
 
 
-def _pass(built: Built, tokens: Sequence[list[int]]) -> int:
-    tape = built.tapes[SESSION.name]
+@torch.inference_mode()
+def _pass(built: Built, asked: Sequence[_Asked]) -> int:
+    time.sleep(_PAUSE_S)
     began = time.perf_counter_ns()
-    forks = [tape.fork() for _ in tokens]
-    append(built.engine, forks, tokens)
+    forks = [built.tapes[SESSION.name].fork() for _ in asked]
+    for fork, (tokens, _) in zip(forks, asked, strict=True):
+        assert fork.acquire(len(tokens))
+    built.engine.execute(
+        [
+            Chunk(fork, tokens, choices=tuple(after), top_logprobs=0)
+            for fork, (tokens, after) in zip(forks, asked, strict=True)
+        ]
+    )
     for fork in forks:
         fork.release()
     return time.perf_counter_ns() - began

@@ -10,6 +10,8 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import exp, inf
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,34 @@ from daemon.config import schema
 from lab.queued_source import QueuedSource
 
 CONTEXT = 4_096
-_PATH, _TEMPLATE = "/completion", "/apply-template"
+_PATH, _TEMPLATE, _TOKENS = "/completion", "/apply-template", "/tokenize"
 _WAIT_S = 300.0
 _PROBABLE = 100
 """Tokens whose probabilities are asked for: those of the options are among them, but for odd models."""
 Reply = tuple[bytes, int]
+_Node = tuple[int, tuple[int, ...]]
+"""A question's number, and the tokens behind its prompt."""
+_Probabilities = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one request to llama.cpp's server, by what they ask."""
+
+    of: Mapping[_Node, str | Sequence[str | int]]
+
+    @property
+    def body(self) -> bytes:
+        """The request; empty without a prompt."""
+        settings = {"n_predict": 1, "n_probs": _PROBABLE, "temperature": 0}
+        return json.dumps({"prompt": [*self.of.values()], **settings}).encode() if self.of else b""
+
+    def read(self, reply: bytes) -> dict[_Node, dict[int, float]]:
+        """Log probabilities of the likeliest tokens behind each prompt."""
+        found = sorted(json.loads(reply or b"[]"), key=lambda each: each["index"])
+        likeliest = (each["completion_probabilities"][0]["top_logprobs"] for each in found)
+        tokens = ({token["id"]: token["logprob"] for token in each} for each in likeliest)
+        return dict(zip(self.of, tokens, strict=True))
 
 
 def beside_llama(
@@ -41,19 +66,27 @@ def beside_llama(
     not measured. Raises MeasurementFailed.
     """
     with _serving_llama(python, model) as port:
-        bodies = [(msgspec.json.encode(each), _prompts(port, each)) for each in asked]
-        pairs = uvloop.run(_replies(model, session, port, bodies))[1:]
-    ours, theirs = ([reply[1] for reply in side] for side in zip(*pairs, strict=True))
-    read = json.loads(pairs[0][1][0])[0]["tokens_evaluated"]
+        prompts = [_prompts(port, each) for each in asked]
+        bodies = [
+            (msgspec.json.encode(each), first.body, further.body)
+            for each, (first, further) in zip(asked, prompts, strict=True)
+        ]
+        options = {o: _tokens(port, o) for each in asked[0].questions.values() for o in each.options}
+        replies = uvloop.run(_replies(model, session, port, bodies))[1:]
+    ours, theirs = ([reply[side][1] for reply in replies] for side in (0, 1))
+    read = json.loads(replies[0][1][0])[0]["tokens_evaluated"]
     setting: Setting = {"model": Path(model.path).stem, "tokens of a prompt": read}
     table = "On fresh text"
     yield from latency("ten questions", ours, setting, table, "llama.cpp's server", theirs, at=(0.5, 1.0))
-    equal = [
-        mine == his
-        for (said, _), (completed, _) in pairs
-        for mine, his in zip(_choices(said), _completed(asked[0], completed), strict=True)
+    pairs = [
+        pair
+        for each, whole, (said, first, behind) in zip(asked[1:], prompts[1:], replies, strict=True)
+        for pair in _pairs(said[0], completed(each, options, whole, (first[0], behind[0])))
     ]
+    equal = [_likeliest(one) == _likeliest(other) for one, other in pairs]
     yield Figure("same option", sum(equal), "", table, setting, "compared", float(len(equal)))
+    largest = max(abs(p - other[option]) for one, other in pairs for option, p in one.items())
+    yield Figure("largest difference of a probability", largest, "", table, setting, n=len(pairs))
 
 
 def texts(count: int, lines: int) -> list[str]:
@@ -92,23 +125,35 @@ def _serving_llama(python: Path, model: schema.ModelConfig) -> Iterator[int]:
 
 
 async def _replies(
-    model: schema.ModelConfig, session: schema.SessionConfig, port: int, bodies: Sequence[tuple[bytes, bytes]]
-) -> list[tuple[Reply, Reply]]:
+    model: schema.ModelConfig,
+    session: schema.SessionConfig,
+    port: int,
+    bodies: Sequence[tuple[bytes, bytes, bytes]],
+) -> list[tuple[Reply, Reply, Reply]]:
     settings = config(model, [session])
     async with serving(settings, QueuedSource("bars")) as gateway:
         with child(decide_fresh, gateway.http.port, port, _PATH, bodies) as client:
             return [await asyncio.to_thread(client.recv) for _ in bodies]
 
 
-def _prompts(port: int, asked: DecisionRequest) -> bytes:
-    """The same questions as prompts in the model's chat format: one request, whose prompts take turns."""
+def _prompts(port: int, asked: DecisionRequest) -> tuple[Prompts, Prompts]:
+    """The same questions in the model's chat format, whose prompts take turns; and those prompts again behind
+    what options of several tokens begin with.
+    """
     state = text_of(asked.state)
-    prompts = []
-    for each in asked.questions.values():
+    first, further = dict[_Node, str](), dict[_Node, list[str | int]]()
+    for number, each in enumerate(asked.questions.values()):
         (turn,) = generate(each, state, "").turns
         message = {"messages": [{"role": "user", "content": turn.text}]}
-        prompts.append(_post(port, _TEMPLATE, message)["prompt"])
-    return json.dumps({"prompt": prompts, "n_predict": 1, "n_probs": _PROBABLE, "temperature": 0}).encode()
+        prompt: str = _post(port, _TEMPLATE, message)["prompt"]
+        first[number, ()] = prompt
+        for tokens in (_tokens(port, option) for option in each.options):
+            further |= {(number, tokens[:n]): [prompt, *tokens[:n]] for n in range(1, len(tokens))}
+    return Prompts(first), Prompts(further)
+
+
+def _tokens(port: int, text: str) -> tuple[int, ...]:
+    return tuple(_post(port, _TOKENS, {"content": text})["tokens"])
 
 
 def _post(port: int, path: str, body: Mapping[str, Any]) -> Any:
@@ -118,17 +163,31 @@ def _post(port: int, path: str, body: Mapping[str, Any]) -> Any:
         return json.load(reply)
 
 
-def _choices(reply: bytes) -> list[str]:
-    """What the daemon chose, by question."""
-    return [each["choice"] for each in json.loads(reply)["answers"].values()]
+def _pairs(reply: bytes, theirs: Sequence[_Probabilities]) -> Iterator[tuple[_Probabilities, _Probabilities]]:
+    """The daemon's answers and llama.cpp's, by question."""
+    return zip((each["probabilities"] for each in json.loads(reply)["answers"].values()), theirs, strict=True)
 
 
-def _completed(asked: DecisionRequest, reply: bytes) -> list[str]:
-    """The option of each prompt whose first token is likeliest."""
-    found = sorted(json.loads(reply), key=lambda each: each["index"])
-    chosen = []
-    for each, question in zip(found, asked.questions.values(), strict=True):
-        likeliest = (token["token"].strip() for token in each["completion_probabilities"][0]["top_logprobs"])
-        options = ([o for o in question.options if token and o.startswith(token)] for token in likeliest)
-        chosen.append(next((each[0] for each in options if each), ""))
-    return chosen
+def completed(
+    asked: DecisionRequest,
+    options: Mapping[str, tuple[int, ...]],
+    prompts: tuple[Prompts, Prompts],
+    replies: tuple[bytes, bytes],
+) -> list[_Probabilities]:
+    """llama.cpp's answers: the probability of each option's tokens, over the options of its question."""
+    found, rows = list[_Probabilities](), dict[_Node, dict[int, float]]()
+    for each, reply in zip(prompts, replies, strict=True):
+        rows |= each.read(reply)
+    for number, question in enumerate(asked.questions.values()):
+        own = {option: options[option] for option in question.options}
+        logs = {
+            option: sum(rows[number, tokens[:n]].get(token, -inf) for n, token in enumerate(tokens))
+            for option, tokens in own.items()
+        }
+        total = sum(map(exp, logs.values())) or 1.0
+        found.append({option: exp(log) / total for option, log in logs.items()})
+    return found
+
+
+def _likeliest(probabilities: _Probabilities) -> str:
+    return max(probabilities, key=lambda option: probabilities[option])

@@ -1,5 +1,7 @@
 """Clients over HTTP and ZeroMQ, measured small."""
 
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from prometheus_client import generate_latest
 
 from bench.query import cached, decisions, events, fresh, scrape, webhooks
 from bench.run import MeasurementFailed, SuiteRun
+from daemon.api.systemone import Choice, DecisionRequest
 from daemon.config.schema import UNTRAINED, ModelConfig
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -49,6 +52,10 @@ def test_ten_typed_questions_are_beside_a_bare_route_and_one_pass() -> None:
     assert figures["ready P99"].goal is not None
     assert figures["right after a bar P50"].goal is not None
     assert (figures["ready P50"].n, figures["right after a bar P50"].n) == (20, 3)
+    alone, bound = figures["right after a bar P50"], figures["right after a bar, bound P50"]
+    assert isinstance(alone.reference, float)
+    assert bound.ours == alone.ours
+    assert bound.reference == pytest.approx(alone.reference + figures["ready P50"].ours)
 
 
 LLAMA = """
@@ -64,12 +71,20 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        first = {"top_logprobs": [{"token": " "}, {"token": " NO"}, {"token": "DOWN"}]}
+        # a token is the number of characters, and "YES" has two; even ones are e times as likely
         done = [
-            {"index": n, "tokens_evaluated": len(each), "completion_probabilities": [first]}
+            {
+                "index": n,
+                "tokens_evaluated": len(each),
+                "completion_probabilities": [
+                    {"top_logprobs": [{"id": id, "logprob": -1.0 if id % 2 else 0.0} for id in range(9)]}
+                ],
+            }
             for n, each in reversed([*enumerate(asked.get("prompt", ()))])
         ]
         said = {"prompt": asked["messages"][0]["content"]} if "messages" in asked else done
+        if "content" in asked:
+            said = {"tokens": [len(asked["content"]), 1][: 1 + (asked["content"] == "YES")]}
         body = json.dumps(said).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -98,9 +113,26 @@ def test_fresh_text_is_beside_a_server_with_the_same_file(tmp_path: Path) -> Non
     assert figures["ten questions P50"].ratio
     assert figures["same option"].reference == 20
     assert 0 <= figures["same option"].ours <= 20
+    assert 0 < figures["largest difference of a probability"].ours < 1
     (tmp_path / "xllamacpp.py").write_text("raise RuntimeError('no such file')")
     with pytest.raises(MeasurementFailed, match="RuntimeError: no such file"):
         list(fresh.beside_llama(model, python, asked, decisions.SESSION))
+
+
+def test_probabilities_of_llama_cpp_are_of_whole_options() -> None:
+    choice = Choice(instructions="Up?", criteria={"YES": None, "NO": None})
+    asked = DecisionRequest("m", "", {"a": choice})
+    first, further = fresh.Prompts({(0, ()): "p"}), fresh.Prompts({(0, (3,)): ["p", 3]})
+
+    def reply(**logs: float) -> bytes:
+        likeliest = [{"id": int(name[1:]), "logprob": log} for name, log in logs.items()]
+        return json.dumps([{"index": 0, "completion_probabilities": [{"top_logprobs": likeliest}]}]).encode()
+
+    replies = reply(t3=math.log(0.5), t2=math.log(0.1)), reply(t4=math.log(0.6))
+    (found,) = fresh.completed(asked, {"YES": (3, 4), "NO": (2,)}, (first, further), replies)
+    assert found == pytest.approx({"YES": 0.75, "NO": 0.25})
+    (found,) = fresh.completed(asked, {"YES": (3, 9), "NO": (2,)}, (first, further), replies)
+    assert found == pytest.approx({"YES": 0.0, "NO": 1.0})
 
 
 def test_a_scrape_is_beside_the_same_series() -> None:
