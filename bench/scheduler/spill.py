@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
@@ -34,15 +35,17 @@ _BLOCK = 16
 _WINDOW = 256
 """Tokens of the session that is asked."""
 _QUESTION = tuple(range(10, 50))
-Way = Literal["leaves", "returns"]
+Way = Literal["leaves", "leaves for work that waits", "returns"]
+WAYS: tuple[Way, ...] = ("leaves", "returns", "leaves for work that waits", "returns")
+"""One after the other: what has left returns."""
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """One session is asked again and again, while another one's window is written to a file and read back
     (checked, then copied): by the daemon's threads in chunks of 1 MiB, or at once, as before, by the thread
-    that runs the model. *Added* is the difference from the same quantile with nothing on its way; its
-    reference is one chunk of that copy, measured without questions. A plain write of as many bytes to the
-    same directory is the limit of a spill.
+    that runs the model. It leaves because it is idle, or because work waits for its blocks. *Added* is the
+    difference from the same quantile with nothing on its way; its reference is one chunk of that copy,
+    measured without questions. A plain write of as many bytes to the same directory is the limit of a spill.
     """
     loaded, _ = model_of(run)
     repeats = run.sized(5, 1)
@@ -59,22 +62,27 @@ def _figures(desk: "_Desk", repeats: int) -> Iterator[Figure]:
     size: Setting = {"MiB": round(desk.size / 2**20)}
     written = [desk.plain_write() for _ in range(repeats)]
     mib_s = desk.size / 2**20 / min(written)
-    ways: tuple[Way, ...] = ("leaves", "returns")
     chunk_ms: dict[Way, float] = {}
     rate: dict[Way, float] = {}
-    for way in ways * repeats:
+    for way in WAYS * repeats:
         took = desk.move(way, lambda ended: ended.wait())
         chunk_ms[way] = min(chunk_ms.get(way, inf), took / desk.chunks * 1e3)
         rate[way] = max(rate.get(way, 0.0), desk.size / 2**20 / took)
     yield Figure("leaves", rate["leaves"], "MiB/s", "Rate", size, "plain write", mib_s)
     yield Figure("returns", rate["returns"], "MiB/s", "Rate", size)
     for aside in (True, False):
-        waits: dict[Way, list[int]] = {"leaves": [], "returns": []}
+        waits: dict[Way, list[int]] = {way: [] for way in WAYS}
+        took_s: dict[Way, list[float]] = {way: [] for way in WAYS}
         desk.copy(aside=aside)
-        for way in ways * repeats:
-            desk.move(way, partial(desk.ask_until, to=waits[way]))
+        for way in WAYS * repeats:
+            took_s[way].append(desk.move(way, partial(desk.ask_until, to=waits[way])))
         for way, found in waits.items():
             at = size | {"a session": way, "copied by": "its thread" if aside else "the model's thread"}
+            alone_s, beside_s = desk.size / 2**20 / rate[way], median(took_s[way])
+            yield Figure(
+                "beside questions", beside_s, "s", "Time of the whole copy", at, "without questions", alone_s,
+                n=len(took_s[way]), low=min(took_s[way]), high=max(took_s[way]),
+            )  # fmt: skip
             for name, share in (("P50", 0.5), ("P99", 0.99), ("most", 1.0)):
                 before, now = (quantiles(each, share)[0] / 1e6 for each in (quiet, found))
                 yield Figure(f"question {name}", now, "ms", "Waits", at, "quiet", before, n=len(found))
@@ -100,7 +108,7 @@ class _Desk:
         self._scheduler = Scheduler(self._engine, pool, limits, time.monotonic_ns)
         self._now, self._watch = 0, lambda: None
         self._residency = Residency(pool, Idleness(1, lambda: directory), lambda: self._now)
-        self._copies = CopyThreads(between=[self._engine.between_passes])
+        self._copies = CopyThreads(between=[self._engine.between_passes], urgent=lambda: pool.leaving > 0)
         self.copy(aside=True)
         self._asked = self._engine.open_tape("asked", (), Retention(_WINDOW + 1))
         self._large = _large(pool, tokens)
@@ -148,11 +156,16 @@ class _Desk:
     def move(self, way: Way, meanwhile: Callable[[threading.Event], object]) -> float:
         """Have the large session leave or return; returns the seconds from its begin to its end."""
         ended, times = threading.Event(), list[float]()
+        begins: dict[Way, Callable[[], object]] = {
+            "leaves": self._residency.spill_idle,
+            "leaves for work that waits": partial(self._residency.reclaim, 1),
+            "returns": self._large.bring_back,
+        }
 
         def begin() -> None:
             times.append(time.perf_counter())
             self._now += 10
-            (self._residency.spill_idle if way == "leaves" else self._large.bring_back)()
+            begins[way]()
 
         def watch() -> None:
             if len(times) == 1 and self._large.resident == (way == "returns"):

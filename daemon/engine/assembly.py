@@ -158,9 +158,11 @@ def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> 
 
     A pass on a GPU leaves the cores to them.
     """
-    engines = (built.engine for built, _ in models)
+    engines = [built.engine for built, _ in models]
     copies = CopyThreads(
-        threads.make, [each.between_passes for each in engines if each.model.device.type == "cpu"]
+        threads.make,
+        [each.between_passes for each in engines if each.model.device.type == "cpu"],
+        urgent=lambda: any(each.pool.leaving for each in engines),
     )
     for built, scheduler in models:
         if built.tiers.residency is not None:

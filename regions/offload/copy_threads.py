@@ -21,18 +21,21 @@ class CopyThreads:
     Copies of one way end in the order in which they came. Those back to the pool wait for no other, since
     somebody waits for them. Those out of it begin a chunk between two passes, as the events in ``between``
     say, for at most ``patience_s``: a team of threads ends with its last one, and while another thread has a
-    core, Linux wakes two of the team on one core.
+    core, Linux wakes two of the team on one core. While ``urgent()``, from any thread, says that work waits
+    for blocks that leave, they wait for no pass.
     """
 
     def __init__(
         self,
         make_thread: Callable[..., threading.Thread] = threading.Thread,
         between: Sequence[threading.Event] = (),
+        urgent: Callable[[], bool] = lambda: False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._copies: dict[Way, deque[Steps]] = {}
         self._changed = threading.Condition()
         self._make_thread, self._between, self._patience_s = make_thread, between, patience_s
+        self._urgent = urgent
 
     def __call__(self, way: Way, steps: Steps) -> None:
         """See `Aside`."""
@@ -63,7 +66,7 @@ class CopyThreads:
             with self._changed:
                 self._changed.wait_for(lambda: copies)
             while next(copies[0], _END) is not _END:
-                for each in between:
+                for each in () if self._urgent() else between:
                     each.wait(self._patience_s)
             with self._changed:
                 copies.popleft()

@@ -517,3 +517,25 @@ def test_a_copy_out_ends_though_a_pass_does_not() -> None:
     copies("out", steps())
     assert copies.wait(30)
     assert took == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_copies_out_wait_for_no_pass_while_work_waits_for_blocks(tmp_path: Path) -> None:
+    """Nor does the copy of an idle session that is under way."""
+    desk, patience_s = Desk(2, tmp_path), 1.0
+    copies = CopyThreads(
+        between=[threading.Event()], urgent=lambda: desk.pool.leaving > 0, patience_s=patience_s
+    )
+    desk.residency.serve(copies, desk.woken.append, copies.wait)
+    desk.fill(0)
+    desk.fill(1, 100)
+    assert kv_bytes(desk.pool, desk.tapes[0]) > 10 * SMALL
+    desk.now += 1000
+    assert desk.residency.spill_idle()
+    assert not copies.wait(0.1), "a chunk a pass"
+    desk.residency.reclaim(5)
+    assert desk.pool.leaving == 8
+    assert copies.wait(5 * patience_s), "that of the chunk under way, and time to copy"
+    desk.between()
+    assert [tape.resident for tape in desk.tapes] == [False, False]
+    desk.release()
