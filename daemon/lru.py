@@ -25,10 +25,12 @@ class Lru(Generic[K, V]):
     def __len__(self) -> int:
         return sum(map(len, self._owned.values()))
 
-    def get(self, key: K, owner: str = "") -> V | None:
-        """Return the owner's value, which is now its newest; None without one."""
+    def get(self, key: K, owner: str = "", *, is_valid: Callable[[V], bool] = lambda value: True) -> V | None:
+        """Return the owner's value, which is now its newest; None without a valid one."""
         with self._lock:
             value = self._owned[owner].get(key)
+        if value is not None and not is_valid(value):
+            value = None
         self._count("miss" if value is None else "hit")
         return value
 

@@ -313,6 +313,12 @@ class SessionHalted(msgspec.Struct, frozen=True, tag="session_halted"):
     halted: bool
 
 
+class WindowRebuilt(msgspec.Struct, frozen=True, tag="window_rebuilt"):
+    """The newest version's window was prefilled again, at once: questions may be answered otherwise."""
+
+    session: str
+
+
 class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
     """Versions of ``session`` after ``version`` are asked these questions."""
 
@@ -408,6 +414,7 @@ EngineEvent = (
     | NotDue
     | RecordRefused
     | SessionHalted
+    | WindowRebuilt
     | Labelled
     | ReplyEvent
     | EngineHeartbeat
@@ -446,6 +453,7 @@ def session_of(event: EngineEvent) -> str | None:
         | QuestionsSet
         | RecordRefused
         | SessionHalted
+        | WindowRebuilt
         | Labelled,
     ):
         return event.session

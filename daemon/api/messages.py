@@ -104,8 +104,9 @@ class Ask(_OfSession, frozen=True, omit_defaults=True, tag="ask"):
     text of a standing question, with its choices or none, asks that question as it stands: it gets its newest
     ready answer; with `max_age_s` only while the newest record behind that answer is at most that many
     seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at the newest data
-    version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off. `deadline_ms`: give
-    up so long after the request's arrival. `traceparent`: the caller's span, whose trace goes on.
+    version, once: asked again, it gets the same reply. `early_exit` replaces `flash.early_exit`, where that
+    is on; 0 turns it off. `deadline_ms`: give up so long after the request's arrival. `traceparent`: the
+    caller's span, whose trace goes on.
     """
 
     question: QuestionText
@@ -436,11 +437,11 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
     `probability`, `choice_set` and `act` are those of an `Answer`; None where `uncalibrated` says why, and
     `act` where the question has no `max_error`.
-    `cached`: a standing question's answer, ready before the request. The flag `ready_exit` says that this is
-    the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
-    request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
-    newest record in the version; `staleness_ns`, `source_age_ns` and `daemon_age_ns` are its ages at the
-    reply, as an `Answer`'s. `trace_id`: for `trace`.
+    `cached`: a standing question's answer, or the reply to the same ask of the same version. The flag
+    `ready_exit` says that this is the model's answer before it read any question, so not an answer to this
+    one. `latency_ns` runs from the request's arrival to its reply, on the daemon's clock. `as_of` is the
+    event time (ns since 1970) of the newest record in the version; `staleness_ns`, `source_age_ns` and
+    `daemon_age_ns` are its ages at the reply, as an `Answer`'s. `trace_id`: for `trace`.
     """
 
     id: Id

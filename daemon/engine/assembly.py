@@ -135,7 +135,7 @@ def wire_engine(
         idle += hooks
     _warn_of_unmet_clauses(config, parts, models)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
-    _copy_aside(list(zip(built.all, schedulers, strict=True)), threads)
+    _copy_aside(list(zip(built.all, schedulers, strict=True)), threads, emit)
     steps = schedulers[0] if len(schedulers) == 1 else Turns(schedulers, inbox, time.monotonic_ns, observer)
     spare = partial(capture_one, graphs_of(built))
     worker = Worker(steps, when_idle=partial(_soonest, *idle), make_thread=threads.make, spare_work=spare)
@@ -153,7 +153,7 @@ def _gauges(built: Built, models: Sequence[ServedModel], store: MetricStore) -> 
     return [memory, capacity, *(each.snapshots.note for each in models)]
 
 
-def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> None:
+def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads, emit: Emit) -> None:
     """Have two threads copy the sessions of all models: one out of their pools, one back.
 
     A pass on a GPU leaves the cores to them.
@@ -166,7 +166,12 @@ def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads) -> 
     )
     for built, scheduler in models:
         if built.tiers.residency is not None:
-            built.tiers.residency.serve(copies, scheduler.run_between, copies.wait)
+            built.tiers.residency.serve(
+                copies,
+                scheduler.run_between,
+                copies.wait,
+                lambda session: emit(protocol.WindowRebuilt(session)),
+            )
 
 
 def _warn_of_unmet_clauses(config: Config, parts: Sequence[Config], models: Sequence[ServedModel]) -> None:

@@ -5,6 +5,7 @@ equation 11), with the ages of the version it was read from.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from metrics.store import MetricStore
 
 TIERS = ("cached", "ready", "computed")
 """Latency tiers of asks (*Attention Once* section 3.9.7)."""
+
+_new_id = partial(secrets.token_bytes, 8)
 
 
 class ReadyAnswer(NamedTuple):
@@ -74,6 +77,8 @@ class SessionState:
     halted: bool = False
     """Trading of one of its symbols is."""
     past: KeptVersions = field(default_factory=lambda: KeptVersions(0))
+    cache_epoch: bytes = field(default_factory=_new_id)
+    """Another one whenever questions about the same version may be answered otherwise."""
 
     def ask_these(
         self, questions: Iterable[Question], paused: Iterable[Question], coming: Iterable[Question] = ()
@@ -81,6 +86,7 @@ class SessionState:
         """Have these standing questions from now on; ``paused`` are not asked, ``coming`` not yet."""
         self.questions, self.paused = tuple(questions), tuple(paused)
         self.lookup = Lookup.of((*self.questions, *self.paused, *coming))
+        self.invalidate()
 
     def configured(self, session: SessionConfig, model: ModelConfig, freshness_objective_ns: int) -> None:
         """It has these settings."""
@@ -88,6 +94,7 @@ class SessionState:
         self.freshness_objective_ns, self.stale_after_ns = freshness_objective_ns, session.stale_after
         self.silent_after_ns = session.silent_after
         self.past.priced(session.price_decimals, session.scale)
+        self.invalidate()
 
     def committed(self, event: protocol.Committed) -> None:
         """There is a new version."""
@@ -114,6 +121,10 @@ class SessionState:
     def halt(self, is_halted: bool) -> None:
         """Its trading has halted, or goes on."""
         self.halted = is_halted
+
+    def invalidate(self) -> None:
+        """Kept replies may not be given again: its window was made again, or it is read in another way."""
+        self.cache_epoch = _new_id()
 
     def remove(self) -> None:
         """It is gone, and so is what waits for its answers."""
@@ -233,6 +244,7 @@ class Sessions:
         """An engine begins to read them; trading of these has halted."""
         for name, state in self.states.items():
             state.past.again()
+            state.invalidate()
             self.halt(name, name in halted)
 
     def remove(self, name: str) -> SessionState:
@@ -260,7 +272,9 @@ class Sessions:
 
     def labelled(self, event: protocol.Labelled) -> None:
         """The right choice of an answer is known."""
-        self.states[event.session].past.labelled(event.question, event.version, event.choice)
+        state = self.states[event.session]
+        state.past.labelled(event.question, event.version, event.choice)
+        state.invalidate()  # labels change how sure its answers are
 
     def past_bytes(self) -> int:
         """About what the versions that are kept take."""

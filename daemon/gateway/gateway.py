@@ -268,6 +268,8 @@ class Gateway:
                 self.pending.on_event(event)
             case protocol.SessionHalted():
                 self.sessions.halt(event.session, event.halted)
+            case protocol.WindowRebuilt():
+                self.sessions.states[event.session].invalidate()
             case protocol.Labelled():
                 self.sessions.labelled(event)
             case protocol.SessionAdded():

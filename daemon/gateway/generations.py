@@ -169,7 +169,11 @@ class Generations:
             self._was_ready(None, request.session, client, exited.data_version)
             return exited
         asked = _asked(state, session, request, known, request.choices)
-        return partial(self._computed, request.id, asked, client)
+        key = self._key(asked)
+        if key is not None and (kept := self._kept(key, session, client.tenant)) is not None:
+            self._was_ready(None, session, client, state.version)
+            return _reply(request.id, kept)
+        return partial(self._computed, request.id, asked, key, client)
 
     def budgets(self, request: messages.ListBudgets, client: Client) -> messages.BudgetsReply:
         """What its tenant is charged for, and may be; see `Access.budgets`."""
@@ -189,8 +193,10 @@ class Generations:
             request.id, session, seen.data_version, seen.frozen, seen.sliding, seen.question
         )
 
-    async def _computed(self, number: int, asked: Generate, client: Client) -> messages.AskReply:
-        """The engine's reply to ask ``number``."""
+    async def _computed(
+        self, number: int, asked: Generate, key: bytes | None, client: Client
+    ) -> messages.AskReply:
+        """The engine's reply to ask ``number``, kept under ``key``."""
         self._access.tokens(client)
         future: asyncio.Future[protocol.ReplyEvent] = asyncio.get_running_loop().create_future()
         (sent,) = self.start([(asked, partial(resolve, future))], client)
@@ -200,8 +206,8 @@ class Generations:
             self.cancel(sent)
             raise
         assert isinstance(done, Finished)
-        metadata = msgspec.structs.asdict(self._dated(done).metadata)
-        return messages.AskReply(id=number, text=done.text, **metadata)
+        self._keep(key, done, client.tenant)
+        return _reply(number, self._dated(done))
 
     # The compatible APIs.
 
@@ -256,7 +262,7 @@ class Generations:
             for index, (request, done) in enumerate(found):
                 if done is None and (key := self._key(request)) is not None:
                     keys[index] = key
-                    done = self._kept(key, client.tenant)
+                    done = self._kept(key, request.session, client.tenant)
                 if done is None:
                     asked.append((_seeded(request), partial(put, index)))
                     continue
@@ -276,9 +282,8 @@ class Generations:
                 if isinstance(event, Finished):
                     left -= 1
                     ended.add(event.id)
+                    self._keep(keys.get(index), event, client.tenant)
                     event = self._dated(event)
-                    if index in keys:
-                        self._responses.put(keys[index], event, client.tenant.name)
                 if not isinstance(event, Delta) or event.text or event.logprobs:
                     yield index, event
         except (OverflowError, RecursionError):  # of a schema, whose members are not checked before
@@ -374,22 +379,38 @@ class Generations:
         return state.lookup.find(turns[-1].text, choices)
 
     def _key(self, request: Generate) -> bytes | None:
-        """What a response depends on; None for one that may come out otherwise next time, or is large."""
+        """What a response depends on, but for a session's version; None for one that may come out otherwise
+        next time, is large, or answers a standing question, which has its ready answer.
+        """
         model = self._model()
-        if request.session or (request.temperature and request.seed is None) or model is None:
+        if request.question or (request.temperature and request.seed is None) or model is None:
             return None
         if request.top_logprobs is not None:
             return None
+        state = self._sessions.states.get(request.session)
         same = msgspec.structs.replace(request, stream=False, retention_priority=0, retention_seconds=0.0)
         revisions = [each.revision for each in model.models]
-        return hashlib.sha256(msgspec.msgpack.encode((*revisions, same))).digest()
+        epoch = b"" if state is None else state.cache_epoch
+        return hashlib.sha256(msgspec.msgpack.encode((*revisions, epoch, same))).digest()
 
-    def _kept(self, key: bytes, tenant: Tenant) -> Finished | None:
-        """A kept response."""
-        kept = self._responses.get(key, tenant.name)
+    def _keep(self, key: bytes | None, done: Finished, tenant: Tenant) -> None:
+        if key is not None and not done.metadata.cached and "warm_up" not in done.metadata.flags:
+            self._responses.put(key, done, tenant.name)
+
+    def _kept(self, key: bytes, session: str, tenant: Tenant) -> Finished | None:
+        """A kept response, of a session its newest version's, with the ages of now."""
+        state = self._sessions.states.get(session)
+        if state is not None and not self._sessions.is_open(session):
+            return None
+
+        def is_newest(done: Finished) -> bool:
+            # times tell a version from one of another engine that has its number
+            return state is None or (done.metadata.data_version, done.times) == (state.version, state.times)
+
+        kept = self._responses.get(key, tenant.name, is_valid=is_newest)
         if kept is None:
             return None
-        metadata = msgspec.structs.replace(kept.metadata, cached=True)
+        metadata = msgspec.structs.replace(self._dated(kept).metadata, cached=True)
         return msgspec.structs.replace(kept, id=0, metadata=metadata, reused_tokens=kept.prompt_tokens)
 
     def _dated(self, event: Finished) -> Finished:
@@ -403,6 +424,10 @@ class Generations:
         return msgspec.structs.replace(
             event, metadata=msgspec.structs.replace(metadata, flags=flags, **dated)
         )
+
+
+def _reply(number: int, done: Finished) -> messages.AskReply:
+    return messages.AskReply(id=number, text=done.text, **msgspec.structs.asdict(done.metadata))
 
 
 def _asked(

@@ -124,6 +124,7 @@ class Residency:
         self._aside: Aside = inline
         self._notify: Callable[[Callable[[], None]], object] = lambda call: None
         self._wait: Callable[[float], object] = lambda seconds: None
+        self._on_rebuilt: Callable[[str], None] = lambda session: None
         pool.add_reclaimer(self)
 
     def serve(
@@ -131,13 +132,15 @@ class Residency:
         aside: Aside,
         notify: Callable[[Callable[[], None]], object],
         wait: Callable[[float], object] = lambda seconds: None,
+        on_rebuilt: Callable[[str], None] = lambda session: None,
     ) -> None:
         """Have ``aside`` copy from now on.
 
         ``notify``, on any thread, has the stepping thread call back between two batches. ``wait``: until
-        the copies under way have ended, or for that many seconds.
+        the copies under way have ended, or for that many seconds. ``on_rebuilt`` hears of each session whose
+        readers see another window at the same version.
         """
-        self._aside, self._notify, self._wait = aside, notify, wait
+        self._aside, self._notify, self._wait, self._on_rebuilt = aside, notify, wait, on_rebuilt
 
     def finish(self, within_s: float) -> None:
         """Copy at once again, after the last batch. Sessions on their way out stay, the others arrive."""
@@ -179,6 +182,7 @@ class Residency:
         if tape in self._moves:
             self._moves[tape].cancel()
         self._count(tape, "rebuilt")
+        self._on_rebuilt(tape.name)
 
     def prefix_changed(self, tape: Tape) -> None:
         """See `ResidencyManager.prefix_changed`."""

@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -416,6 +417,27 @@ async def test_an_idle_session_is_offloaded_to_disk_and_restored_with_the_next_b
         assert daemon.count("integrity_failures") == 0
         assert await daemon.gateway.stop()
     assert daemon.source.committed == {(TOPIC, 0): 20}
+
+
+async def test_an_ask_is_computed_once_for_a_version_and_again_for_a_rebuilt_window(tmp_path: Path) -> None:
+    """A window on disk is not brought back for it."""
+    pool = PoolConfig(idle_spill=Duration(100_000_000), spill_dir=str(tmp_path))
+    async with running(inproc_config(pool=pool)) as daemon:
+        await daemon.advance(4)
+        ask = partial(daemon.call, "ask", "aaa", choices=("YES", "NO"))
+        first, again = await ask("Up?"), await ask("Up?")
+        assert (first.cached, again.cached) == (False, True)
+        assert (again.text, again.logit_gap, again.data_version) == (first.text, first.logit_gap, 4)
+        (file,) = await until(lambda: list(tmp_path.glob("*/*.kv")), what="the spill")
+        assert (await ask("Up?")).cached
+        assert daemon.count("restores", outcome="disk") == 0
+        file.unlink()
+        assert not (await ask("Down?")).cached
+        await until(lambda: daemon.count("restores", outcome="rebuilt") == 1)
+        assert [(await ask("Up?")).cached for _ in range(2)] == [False, True]
+        await daemon.advance()
+        assert (await ask("Up?")).cached is False
+        assert await daemon.gateway.stop()
 
 
 async def fails_to_start(config: Config) -> str:

@@ -96,7 +96,9 @@ async def test_an_ask_goes_on_its_callers_trace_and_says_so(traced: Traced) -> N
 
 async def test_the_compatible_apis_are_traced_and_a_stream_is_too(traced: Traced) -> None:
     for stream in (False, True):
-        reply = await traced.http("POST", "/v1/chat/completions", CHAT | {"stream": stream})
+        reply = await traced.http(
+            "POST", "/v1/chat/completions", CHAT | {"max_tokens": 3 + stream, "stream": stream}
+        )
         assert reply.status == 200
         trace_id = reply.headers["traceparent"].split("-")[1]
         spans = await traced.exported(trace_id)
@@ -110,7 +112,7 @@ async def test_an_ask_of_the_query_socket_names_its_trace(traced: Traced) -> Non
     asked = {"choices": ("YES", "NO"), "traceparent": f"00-{mine}-{SPAN}-01"}
     reply = await traced.call("ask", "aaa", "down?", **asked)
     assert reply.trace_id == mine
-    other = await traced.call("ask", "aaa", "down?", choices=("YES", "NO"))
+    other = await traced.call("ask", "aaa", "higher?", choices=("YES", "NO"))
     assert len(other.trace_id) == 32
     assert other.trace_id != mine
     (found,) = (await traced.call("trace", other.trace_id)).traces

@@ -9,7 +9,7 @@ import pytest
 from regions.allocator import Run
 from regions.ephemeral import Fork
 from regions.offload.host_tier import HostTier
-from regions.offload.kv_store import NotResident
+from regions.offload.kv_store import NotResident, inline
 from regions.offload.residency import Idleness, Residency
 from regions.offload.snapshot_format import Identity
 from regions.tape import Retention, Tape
@@ -234,6 +234,8 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
 ) -> None:
     """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
     house = House(1, directory=tmp_path)
+    heard: list[str] = []
+    house.residency.serve(inline, lambda call: call(), on_rebuilt=heard.append)
     house.spill()
     file = tmp_path / "t0.kv"
     older = file.read_bytes()
@@ -259,6 +261,7 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
     assert (tape.resident, tape.lost, tape.version) == (True, False, version)
     assert house.seen(0) == expected
     assert house.residency.restores == {"rebuilt": 1} | ({"disk": 1} if harm == "older" else {})
+    assert heard == ["t0"]
     assert append(house.pool, tape, [8, 9])
     assert house.seen(0) == [*expected, 8, 9]
     house.release()
