@@ -44,8 +44,10 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """One session is asked again and again, while another one's window is written to a file and read back
     (checked, then copied): by the daemon's threads in chunks of 1 MiB, or at once, as before, by the thread
     that runs the model. It leaves because it is idle, or because work waits for its blocks. *Added* is the
-    difference from the same quantile with nothing on its way; its reference is one chunk of that copy,
-    measured without questions. A plain write of as many bytes to the same directory is the limit of a spill.
+    difference from the same quantile with nothing on its way, which is measured right before each copy and
+    right after it. Its reference is one chunk of that copy, measured without questions, or the spread of the
+    quiet side, the difference between the quantiles before and after, if that is larger: less cannot be told
+    from nothing. A plain write of as many bytes to the same directory is the limit of a spill.
     """
     loaded, _ = model_of(run)
     repeats = run.sized(5, 1)
@@ -58,39 +60,59 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def _figures(desk: "_Desk", repeats: int) -> Iterator[Figure]:
-    quiet = desk.ask_for(desk.quiet_s)
     size: Setting = {"MiB": round(desk.size / 2**20)}
     written = [desk.plain_write() for _ in range(repeats)]
     mib_s = desk.size / 2**20 / min(written)
-    chunk_ms: dict[Way, float] = {}
-    rate: dict[Way, float] = {}
+    alone_s: dict[Way, float] = {}
     for way in WAYS * repeats:
-        took = desk.move(way, lambda ended: ended.wait())
-        chunk_ms[way] = min(chunk_ms.get(way, inf), took / desk.chunks * 1e3)
-        rate[way] = max(rate.get(way, 0.0), desk.size / 2**20 / took)
+        alone_s[way] = min(alone_s.get(way, inf), desk.move(way, lambda ended: ended.wait()))
+    rate = {way: desk.size / 2**20 / seconds for way, seconds in alone_s.items()}
     yield Figure("leaves", rate["leaves"], "MiB/s", "Rate", size, "plain write", mib_s)
     yield Figure("returns", rate["returns"], "MiB/s", "Rate", size)
     for aside in (True, False):
-        waits: dict[Way, list[int]] = {way: [] for way in WAYS}
-        took_s: dict[Way, list[float]] = {way: [] for way in WAYS}
         desk.copy(aside=aside)
-        for way in WAYS * repeats:
-            took_s[way].append(desk.move(way, partial(desk.ask_until, to=waits[way])))
+        waits, took_s, quiet = _waits(desk, repeats)
         for way, found in waits.items():
             at = size | {"a session": way, "copied by": "its thread" if aside else "the model's thread"}
-            alone_s, beside_s = desk.size / 2**20 / rate[way], median(took_s[way])
             yield Figure(
-                "beside questions", beside_s, "s", "Time of the whole copy", at, "without questions", alone_s,
-                n=len(took_s[way]), low=min(took_s[way]), high=max(took_s[way]),
+                "beside questions", median(took_s[way]), "s", "Time of the whole copy", at,
+                "without questions", alone_s[way], n=len(took_s[way]), low=min(took_s[way]),
+                high=max(took_s[way]),
             )  # fmt: skip
-            for name, share in (("P50", 0.5), ("P99", 0.99), ("most", 1.0)):
-                before, now = (quantiles(each, share)[0] / 1e6 for each in (quiet, found))
-                yield Figure(f"question {name}", now, "ms", "Waits", at, "quiet", before, n=len(found))
-                goal = Goal(1.0) if aside and way == "leaves" and name == "P99" else None
-                yield Figure(
-                    f"added {name}", now - before, "ms", "Added", at, "one chunk", chunk_ms[way], goal=goal,
-                    n=len(found),
-                )  # fmt: skip
+            judged = aside and way == "leaves"
+            yield from _added(found, quiet, alone_s[way] / desk.chunks * 1e3, at, judged=judged)
+
+
+def _waits(
+    desk: "_Desk", repeats: int
+) -> tuple[dict[Way, list[int]], dict[Way, list[float]], tuple[list[int], list[int]]]:
+    """Times of questions beside each way, ns, and of the whole copies, s; those of questions with nothing on
+    its way, right before each copy and right after it.
+    """
+    waits: dict[Way, list[int]] = {way: [] for way in WAYS}
+    took_s: dict[Way, list[float]] = {way: [] for way in WAYS}
+    before, after = list[int](), list[int]()
+    for way in WAYS * repeats:
+        before += desk.ask_for(desk.quiet_s)
+        took_s[way].append(desk.move(way, partial(desk.ask_until, to=waits[way])))
+        after += desk.ask_for(desk.quiet_s)
+    return waits, took_s, (before, after)
+
+
+def _added(
+    found: list[int], quiet: tuple[list[int], list[int]], chunk_ms: float, at: Setting, *, judged: bool
+) -> Iterator[Figure]:
+    for name, share in (("P50", 0.5), ("P99", 0.99), ("most", 1.0)):
+        now, both, *halves = (
+            quantiles(each, share)[0] / 1e6 for each in (found, [*quiet[0], *quiet[1]], *quiet)
+        )
+        spread = abs(halves[0] - halves[1])
+        yield Figure(f"question {name}", now, "ms", "Waits", at, "quiet", both, n=len(found))
+        yield Figure(f"quiet spread {name}", spread, "ms", "Added", at, "one chunk", chunk_ms)
+        yield Figure(
+            f"added {name}", now - both, "ms", "Added", at, "one chunk or the spread", max(chunk_ms, spread),
+            goal=Goal(1.0) if judged and name == "P99" else None, n=len(found),
+        )  # fmt: skip
 
 
 class _Desk:
@@ -100,7 +122,8 @@ class _Desk:
         token = KVPool.block_bytes(loaded.layers, 1, loaded.dtype)
         tokens = size // token
         self.size, self.chunks, self.directory = tokens * token, -(-tokens * token // CHUNK), directory
-        self.quiet_s = 10.0 if size > 1 << 22 else 0.5
+        self.quiet_s = 1.0 if size > 1 << 22 else 0.05
+        """Of questions with nothing on its way, on either side of a copy."""
         blocks = tokens // _BLOCK + 200
         self._engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         pool = self._engine.pool
