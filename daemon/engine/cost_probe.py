@@ -16,6 +16,7 @@ from engine.device import device_name, out_of_memory
 from engine.engine import Engine
 from engine.measurement_cache import Memory
 from engine.step import Chunk, OutOfMemory
+from regions.offload.copies import Copies
 from regions.offload.host_tier import HostTier
 from regions.offload.kv_store import Way
 from scheduler.costs import CostModel, guess
@@ -40,11 +41,12 @@ def measured_costs(
     host_blocks: int,
     clock: Clock = time.perf_counter_ns,
     memory: Memory | None = None,
+    copies: Copies | None = None,
 ) -> CostModel:
     """The costs of an engine that nothing uses yet, on its device, in passes of ``pass_tokens``.
 
-    ``host_blocks``: of its host tier, which there is. ``clock``: ns. Where they cannot be measured, for want
-    of memory, a guess takes their place.
+    ``host_blocks``: of its host tier, which there is, ``copies`` as the tier's. ``clock``: ns. Where
+    they cannot be measured, for want of memory, a guess takes their place.
     """
     memory, model = memory or Memory(), engine.model
     question = {
@@ -59,7 +61,7 @@ def measured_costs(
     if (known := memory.recall(question, CostModel)) is not None:
         return known
     try:
-        found = _measure(engine, pass_tokens, host_blocks, clock)
+        found = _measure(engine, pass_tokens, host_blocks, clock, copies)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, OutOfMemory) and not out_of_memory(error):
             raise
@@ -77,14 +79,16 @@ def measured_costs(
     return found
 
 
-def _measure(engine: Engine, pass_tokens: int, host_blocks: int, clock: Clock) -> CostModel:
+def _measure(
+    engine: Engine, pass_tokens: int, host_blocks: int, clock: Clock, copies: Copies | None
+) -> CostModel:
     size, prefills = engine.pool.block_size, _Passes(engine)
     prefills.run(1)  # it may load kernels, which the first pass of any start does
     began = clock()
     room = engine.pool.free_blocks
     longest = min(pass_tokens, engine.frame_limit, room * size)
     # half of the time for each, and what transfers leave for passes
-    transfers = _Transfers(engine, min(LARGEST_TRANSFER, host_blocks, room))
+    transfers = _Transfers(engine, min(LARGEST_TRANSFER, host_blocks, room), copies)
     climb(_ladder(transfers.blocks), transfers.move, began + BUDGET_NS // 2, clock)
     passes = climb(_ladder(longest), prefills.run, began + BUDGET_NS, clock)
     return model_of(
@@ -150,10 +154,10 @@ class _Passes:
 class _Transfers:
     """Transfers of blocks between the engine's pool and a host tier of its own."""
 
-    def __init__(self, engine: Engine, blocks: int) -> None:
+    def __init__(self, engine: Engine, blocks: int, copies: Copies | None) -> None:
         self.blocks = blocks
         self._pool = engine.pool
-        self._tier = HostTier(engine.pool, blocks, copied=self._copied)
+        self._tier = HostTier(engine.pool, blocks, copies, self._copied)
         self._least: dict[Way, dict[int, int]] = {"out": {}, "in": {}}
 
     def move(self, blocks: int) -> None:

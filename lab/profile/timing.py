@@ -15,6 +15,7 @@ import torch
 from engine.engine import Engine
 from engine.step import Chunk
 from regions.ephemeral import Fork
+from regions.offload.copies import Copies
 from regions.offload.host_tier import HostTier
 
 Span = tuple[int, int]
@@ -79,10 +80,13 @@ class Samples:
     paused: list[tuple[float, float]] = field(default_factory=list)
 
 
-def measure(engine: Engine, ladder: Ladder) -> Samples:
-    """Time everything on the ladder; nothing else may use the engine. RuntimeError when memory is short."""
+def measure(engine: Engine, ladder: Ladder, copies: Copies | None = None) -> Samples:
+    """Time everything on the ladder; nothing else may use the engine. RuntimeError when memory is short.
+
+    ``copies``: as of `HostTier`.
+    """
     longest = -(-max(ladder.prefills) // engine.pool.block_size)
-    rounds = _Rounds(engine, ladder, HostTier(engine.pool, longest + 1))
+    rounds = _Rounds(engine, ladder, HostTier(engine.pool, longest + 1, copies))
     rounds.warm_up()
     samples = Samples()
     for repeat in range(ladder.repeats):
