@@ -20,6 +20,9 @@ EDGE = 1e-9
 _LEAST_S = 1e-9
 """Of a pass: a profile may say 0."""
 
+MAX_SESSIONS = 1 << 20
+"""Where the search for a limit stops: more are said to be as many."""
+
 AskedTimes = tuple[tuple[float, float, float], ...]
 """Of each question of a session: its tokens, those of its answer, and how often it is asked, per bar."""
 
@@ -82,6 +85,19 @@ def k_max(data: float, ingest: float, header: float, flash: float) -> int:
     return max(0, floor((data - ingest - header) / flash + EDGE))
 
 
+def max_sessions(fits: Callable[[int], bool]) -> int | None:
+    """The largest number that ``fits``, which holds up to some number only; None: `MAX_SESSIONS` fit."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+        if high > MAX_SESSIONS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 def passes_ns(rows: int, span: Span, costs: PassCosts, limits: Limits) -> int:
     """``rows`` equal rows in as few passes as the limits allow."""
     most = max(1, min(limits.max_batch_requests, limits.max_batch_tokens // max(1, span[1])))
@@ -115,6 +131,12 @@ class Background:
             # texts of different sessions are generated side by side
             total += max(0.0, answer - 1) * self.passes(max(1, round(n * times)), 1) * min(1.0, n * times)
         return total / k
+
+    def used(self, n: int, data: float) -> float:
+        """Share of the time between updates, ``data`` s, that the bars and questions of ``n`` sessions take:
+        equation 15 holds below 1.
+        """
+        return (self.ingest(n) + self.header(n) + self.shape.k * self.flash(n)) / data
 
     def k_max(self, n: int, data: float, others: float) -> int:
         """Equation 16 for ``n`` sessions with an update every ``data`` s; ``others``: share of other work.

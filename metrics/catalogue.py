@@ -977,8 +977,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_sessions_capacity",
-        "Sessions like the present ones that the device could carry, by what limits them. Compare with "
-        "`foretick plan`. Worry when it is near their number. 0: not known yet.",
+        "Sessions like the present ones that the device could carry, by what limits them: compute by the "
+        "measured costs of passes, beside the asks and prompts of the last ten seconds (*Attention Once* "
+        "equation 15), KV memory by the share of the pool that they use. Compare with `foretick plan`. Worry "
+        "when it is near their number. 0: none, or not known yet.",
         limit=("compute", "kv_memory"),
     ),
     _gauge(

@@ -25,7 +25,7 @@ from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder, PromptCaches
 from daemon.engine.prompt_view import PromptView
-from daemon.engine.question_capacity import questions_most
+from daemon.engine.question_capacity import loads_of
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.ready_events import ReadyEvents
 from daemon.engine.request_runner import RequestRunner
@@ -148,7 +148,7 @@ def _gauges(built: Built, models: Sequence[ServedModel], store: MetricStore) -> 
     memory = MemoryMetrics([(each.engine, each.tiers) for each in built.all], store)
     tapes = ChainMap(*(each.tapes for each in built.all))
     capacity = CapacityMetrics(
-        store, [each.engine.pool for each in built.all], tapes, questions_most=partial(questions_most, models)
+        store, [each.engine.pool for each in built.all], tapes, loads=partial(loads_of, models)
     )
     return [memory, capacity, *(each.snapshots.note for each in models)]
 

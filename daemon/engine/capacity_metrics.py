@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence, Sized
 from math import floor
 from typing import NamedTuple
 
+from daemon.engine.question_capacity import Load, questions_most, sessions_most
 from metrics.catalogue import ANSWERING, CLASSES
 from metrics.store import MetricStore
 from regions.pool_metadata import BlockPool
@@ -38,11 +39,11 @@ class CapacityMetrics:
         pools: Sequence[BlockPool],
         sessions: Sized,
         clock: Callable[[], int] = time.monotonic_ns,
-        questions_most: Callable[[float], int] = lambda others: 0,
+        loads: Callable[[], Sequence[Load]] = tuple,
     ) -> None:
-        """``pools``: of all models; the fullest counts. ``questions_most``: see `question_capacity`."""
+        """``pools``: of all models; the fullest counts. ``loads``: of all models that have read a bar."""
         self._store, self._pools, self._sessions, self._clock = store, pools, sessions, clock
-        self._questions_most = questions_most
+        self._loads = loads
         self._seen = deque([self._spent()])
 
     def __call__(self) -> None:
@@ -56,13 +57,16 @@ class CapacityMetrics:
         used = min(1.0, (now.forward_s - before.forward_s) / seconds) if seconds > 0 else 0.0
         others = used * (now.for_clients - before.for_clients) / tokens if tokens else 0.0
         fullest = max(1 - pool.free_blocks / pool.total_blocks for pool in self._pools)
-        shares = {"compute": used, "kv_memory": fullest}
+        loads = self._loads()
+        most = {
+            "compute": sessions_most(loads, others),
+            "kv_memory": sessions_estimate(len(self._sessions), fullest),
+        }
         self._store.set("foretick_utilisation_ratio", used)
         self._store.set("foretick_sessions_open", len(self._sessions))
-        for limit, share in shares.items():
-            most = sessions_estimate(len(self._sessions), share)
-            self._store.set("foretick_sessions_capacity", most, limit=limit)
-        self._store.set("foretick_k_max", self._questions_most(others))
+        for limit, sessions in most.items():
+            self._store.set("foretick_sessions_capacity", sessions, limit=limit)
+        self._store.set("foretick_k_max", questions_most(loads, others))
 
     def _spent(self) -> _Spent:
         computed = {cls: self._store.value("foretick_batch_tokens_total", cls=cls) for cls in CLASSES}

@@ -1,32 +1,54 @@
-"""How many standing questions each session could have: equation 16 of *Attention Once*, of a running engine.
+"""How many sessions a running engine could have, and how many standing questions each of them.
 
-`foretick plan` has the same code (`flash.capacity`). Here windows, bars and questions are those of the open
-sessions, and passes take what they have taken so far.
+Equations 15 and 16 of *Attention Once*, by the same code as `foretick plan` (`flash.capacity`). Here windows,
+bars and questions are those of the open sessions, and passes take what they have taken so far.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from daemon.config.schema import SessionConfig
 from daemon.engine.build import limits_of
 from daemon.engine.service import ServedModel
-from flash.capacity import AskedTimes, Background, Shape, WithHost, asked_times
+from flash.capacity import MAX_SESSIONS, AskedTimes, Background, Shape, WithHost, asked_times, max_sessions
 from regions.tape import Tape
 
 SAMPLED = 16
 """Sessions that stand for all of a model: each heartbeat looks at them."""
 
 
-def questions_most(models: Sequence[ServedModel], others: float) -> int:
-    """Return `k_max`, of several models the least; 0 before a bar was read.
+class Load(NamedTuple):
+    """A model's ``sessions``, each with an update every ``data`` seconds."""
 
-    ``others``: share of the time in passes for other work. An interval of every session counts as a bar.
-    """
-    found = (_of_model(each, others) for each in models)
-    return min((most for most in found if most is not None), default=0)
+    background: Background
+    sessions: int
+    data: float
 
 
-def _of_model(model: ServedModel, others: float) -> int | None:
+def loads_of(models: Sequence[ServedModel]) -> list[Load]:
+    """Those of the models that have read a bar. An interval of every session counts as a bar."""
+    return [load for each in models if (load := _load_of(each)) is not None]
+
+
+def questions_most(loads: Sequence[Load], others: float) -> int:
+    """Return `k_max`, of several models the least; 0 without any. ``others``: share of other passes."""
+    return min((load.background.k_max(load.sessions, load.data, others) for load in loads), default=0)
+
+
+def sessions_most(loads: Sequence[Load], others: float) -> int:
+    """Return how many sessions the device carries, of several models in their proportion; 0 without any."""
+    now = sum(load.sessions for load in loads)
+
+    def fits(n: int) -> bool:
+        used = (load.background.used(round(n * load.sessions / now), load.data) for load in loads)
+        return sum(used) + others < 1
+
+    most = max_sessions(fits) if now else 0
+    return MAX_SESSIONS if most is None else most
+
+
+def _load_of(model: ServedModel) -> Load | None:
     """None where no session has a bar."""
     tapes = list(model.built.tapes.values())  # at once: sessions come and go on another thread
     every = -(-len(tapes) // SAMPLED) or 1
@@ -52,7 +74,7 @@ def _of_model(model: ServedModel, others: float) -> int | None:
         len(session.symbols) * 1e9 / interval for (_, session), interval in zip(read, intervals, strict=True)
     )
     background = Background(WithHost(built.costs, built.costs.base), limits_of(config), shape)
-    return background.k_max(len(tapes), 1 / bars_per_s, others)
+    return Load(background, len(tapes), 1 / bars_per_s)
 
 
 def _asked(model: ServedModel, tape: Tape, session: SessionConfig, interval: int) -> AskedTimes:

@@ -3,13 +3,13 @@
 The times of equation 14 are those of `flash.capacity`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp
 
 import msgspec
 
 from daemon.config.schema import SessionConfig
-from flash.capacity import AskedTimes, Background, Shape, asked_times
+from flash.capacity import AskedTimes, Background, Shape, asked_times, max_sessions
 from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
 from lab.plan.sources import Sources
@@ -17,8 +17,6 @@ from lab.theory.equations import background_time, sessions_max
 
 BAR_TOKENS = 24.0
 """Of a line, where no simulation has counted them."""
-MAX_SESSIONS = 1 << 20
-"""Where the search for a limit stops: more are said to be as many."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +114,7 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
     ingest, header, flash = device.ingest(sessions), device.header(sessions), device.flash(sessions)
 
     def used(n: int, by: _Device = device) -> float:
-        background = by.ingest(n) + by.header(n) + shape.k * by.flash(n)
-        return background / data + others(by)
+        return by.used(n, data) + others(by)
 
     def others(by: _Device = device) -> float:
         return load.asks_computed * by.ask() + load.prompts * by.prompt(load)
@@ -162,19 +159,6 @@ def session_bars_per_s(session: SessionConfig, interval_ns: int, rates: Mapping[
     """Bars a second of a session; ``rates``: ticks a second, by symbol."""
     seconds = interval_ns * 1e-9
     return sum((1 - exp(-rates[symbol] * seconds)) / seconds for symbol in session.symbols)
-
-
-def max_sessions(fits: Callable[[int], bool]) -> int | None:
-    """The largest number that ``fits``, which holds up to some number only; None: `MAX_SESSIONS` fit."""
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-        if high > MAX_SESSIONS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 class _Device(Background):

@@ -61,8 +61,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """Most of the cell budget that requests used at once."""
     pool_ratio: float = 0.0
     """Most of the pool in use at once."""
-    sessions_capacity: dict[str, int] = {}
-    """Sessions at these shares of the device's time and of the pool, by limit."""
+    sessions_by_pool: int = 0
+    """As many as would fill the pool; 0: not known."""
     bars: int = 0
     versions: int = 0
     answers: int = 0
@@ -228,10 +228,7 @@ def _simulated(simulator: Simulator, sources: Sources, seconds: float) -> Simula
         coalesced_ratio=simulator.coalesced / bars,
         cell_budget_ratio=happened.peak_cells / cell_budget(device.pool, sources.limits),
         pool_ratio=pool_ratio,
-        sessions_capacity={
-            "compute": sessions_estimate(sessions, busy),
-            "kv_memory": sessions_estimate(sessions, pool_ratio),
-        },
+        sessions_by_pool=sessions_estimate(sessions, pool_ratio),
         bars=happened.bars,
         versions=happened.versions,
         answers=len(happened.close_to_answer),

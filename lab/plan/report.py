@@ -54,7 +54,7 @@ def table(plans: Sequence[Plan]) -> str:
         ("  computed ask, p50 / p99", lambda p: _quantiles(p.simulated.ask_computed_s)),
         ("  prompt to first token, p50 / p99", lambda p: _quantiles(p.simulated.ttft_pool_s)),
         ("  utilisation", lambda p: f"{p.simulated.utilisation_ratio:.1%}"),
-        ("  sessions capacity, compute / KV memory", _estimate),
+        ("  sessions that fill the pool", lambda p: str(p.simulated.sessions_by_pool or "-")),
         ("  freshness objective met", _kept),
         ("  answered with a later version", lambda p: f"{p.simulated.coalesced_ratio:.1%}"),
         ("  cell budget, pool in use at most", _memory),
@@ -109,10 +109,6 @@ def _kept(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     return f"{plan.simulated.cell_budget_ratio:.1%}, {plan.simulated.pool_ratio:.1%}"
-
-
-def _estimate(plan: Plan) -> str:
-    return " / ".join(str(n) for n in plan.simulated.sessions_capacity.values()) or "-"
 
 
 def _hits(plan: Plan) -> str:

@@ -25,7 +25,7 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from daemon.engine.build import build, limits_of
-from daemon.engine.question_capacity import questions_most
+from daemon.engine.question_capacity import loads_of, questions_most
 from daemon.supervision import TaskEnded
 from feeds.connector import SettingError
 from feeds.durations import Duration
@@ -390,7 +390,7 @@ async def test_the_questions_that_fit_are_those_of_equation_16() -> None:
         await daemon.advance(3)
         await until(lambda: daemon.value("k_max"), what="questions that fit")
         models = daemon.host.models
-        found, built = questions_most(models, 0.25), models[0].built
+        found, built = questions_most(loads_of(models), 0.25), models[0].built
         tapes = built.tapes.values()
         context = round(sum(len(tape.prefix) + tape.live_tokens for tape in tapes) / 2)
         bar = round(sum(tape.live_tokens / tape.live_records for tape in tapes) / 2)

@@ -49,7 +49,7 @@ def test_json_has_all_figures(config: Path) -> None:
     assert only.load.ticks == 50
     assert only.capacity.k == 6
     assert only.simulated.answers == 6 * only.simulated.versions > 0
-    assert set(only.simulated.sessions_capacity) == {"compute", "kv_memory"}
+    assert only.simulated.sessions_by_pool >= 1
     assert only.overload == ()
 
 

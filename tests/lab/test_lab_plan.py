@@ -16,8 +16,8 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from feeds.durations import Duration, parse_duration
-from flash.capacity import passes_ns
-from lab.plan.capacity import bars_per_s, max_sessions
+from flash.capacity import max_sessions, passes_ns
+from lab.plan.capacity import bars_per_s
 from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
 from lab.plan.plan import Plan, plan, repeated, simulate
