@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from subprocess import CalledProcessError
 from typing import TypeVar
 
@@ -72,6 +73,17 @@ def resolve_device(device: str) -> str:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device is cuda, but no GPU is visible: {_why_no_gpu()}")
     return device
+
+
+def unused_gpu(device: str, files: Path = Path("/dev")) -> str | None:
+    """Why ``auto`` takes the CPU though there is an NVIDIA GPU, with the remedy; None where it does not.
+
+    ``files``: where the driver has a file for each GPU. A GPU that CUDA_VISIBLE_DEVICES hides is not meant.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if device != "auto" or hidden or torch.cuda.is_available() or not any(files.glob("nvidia[0-9]*")):
+        return None
+    return f"auto takes the CPU though there is an NVIDIA GPU: {_why_no_gpu()}, or set device to cpu"
 
 
 def _why_no_gpu() -> str:

@@ -26,6 +26,7 @@ from daemon.engine.build import Built, build, register
 from daemon.engine.confidence_metrics import Confidence, check_error
 from daemon.engine.memory_budget import shown_bytes
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
+from engine.device import unused_gpu
 from feeds.connector import Finding, SettingError, settings_in
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import BrokerError
@@ -91,6 +92,8 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
         table = f"models[{number - 1}]" if number else "model"
         untrained = ", untrained" if each.loaded.untrained else ""
         yield Finding(f"{table}.path", f"{each.loaded.name} passes its canary{untrained}")
+        if (unused := unused_gpu(part.model.device)) is not None:
+            yield Finding(f"{table}.device", f"warning: {unused}")
         choice = each.loaded.choice
         yield Finding(f"{table}.layers", f"{each.loaded.layers_run}{f': {choice}' if choice else ''}")
         if each.loaded.weights != "float":

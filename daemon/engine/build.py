@@ -35,7 +35,7 @@ from daemon.engine.prefixes import EnginePrefixes, Explanation
 from daemon.engine.question_packs import EnginePacks
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
-from engine.device import in_own_thread, out_of_memory, resolve_device, use_threads
+from engine.device import in_own_thread, out_of_memory, resolve_device, unused_gpu, use_threads
 from engine.engine import Engine
 from engine.free_memory import own_bytes
 from engine.graphs.runner import MAX_ROWS, CapturePlan
@@ -370,6 +370,8 @@ def load(config: Config) -> Loaded:
         raise SettingError("model.path", f"no memory for the model {directory.name}: {why}") from error
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
+    if (unused := unused_gpu(settings.device)) is not None:
+        log.warning("model.device: %s", unused)
     return loaded, prompt
 
 

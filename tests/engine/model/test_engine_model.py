@@ -1,14 +1,16 @@
 """Loading: models that are accepted or refused, and how the prompt is cut."""
 
+from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
 import torch
 
-from daemon.config.schema import Config, ModelConfig
+from daemon.cli.check import _model
+from daemon.config.schema import UNTRAINED, Config, ModelConfig, SessionConfig
 from daemon.engine.build import load
-from engine.device import resolve_device
+from engine.device import resolve_device, unused_gpu
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
@@ -92,6 +94,46 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
         with pytest.raises(ModelError, match="GPU"):
             resolve_device("cuda")
     assert resolve_device("cpu") == "cpu"
+
+
+def a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch, *, usable: bool = False) -> Path:
+    """What the driver of a GPU that torch cannot use has in ``directory``."""
+    (directory / "nvidia0").touch()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return directory
+
+
+def test_a_gpu_that_auto_leaves_unused_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = a_gpu(tmp_path, monkeypatch)
+    found = unused_gpu("auto", devices)
+    assert found is not None
+    assert "built without CUDA: install one" in found
+    assert unused_gpu("cpu", devices) is None
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert unused_gpu("auto", devices) is None
+    a_gpu(tmp_path, monkeypatch, usable=True)
+    assert unused_gpu("auto", devices) is None
+    (devices / "nvidia0").rename(devices / "nvidiactl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert unused_gpu("auto", devices) is None
+
+
+def test_a_start_and_a_check_warn_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = "auto takes the CPU though"
+    for module in ("daemon.engine.build", "daemon.cli.check"):
+        monkeypatch.setattr(f"{module}.unused_gpu", partial(unused_gpu, files=a_gpu(tmp_path, monkeypatch)))
+    config = Config(
+        model=ModelConfig(path=UNTRAINED), sessions=(SessionConfig("aaa", "V:AAA"),), standing="none"
+    )
+    found = [each for each in _model(config, 1) if each.key == "model.device"]
+    assert [each.ok for each in found] == [True]
+    assert found[0].message.startswith(f"warning: {why}")
+    assert f"model.device: {why}" in caplog.text
 
 
 @pytest.mark.parametrize(
