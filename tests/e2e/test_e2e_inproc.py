@@ -379,7 +379,7 @@ async def test_a_running_daemon_shows_its_capacity() -> None:
         took = store.quantile(stage, 0.5, stage="close_to_answer")
         assert 0 < took <= 1.1 * store.quantile(stage, 1.0, stage="end_to_end")
     predicted = simulate(sources_of(config), Load(ticks=8, seconds=6))
-    assert predicted.sessions_capacity.keys() == {"compute", "kv_memory"}
+    assert predicted.sessions_by_pool >= 2
     assert predicted.close_to_answer_s is not None
 
 

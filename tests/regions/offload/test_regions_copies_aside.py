@@ -535,7 +535,7 @@ def test_copies_out_wait_for_no_pass_while_work_waits_for_blocks(tmp_path: Path)
     assert not copies.wait(0.1), "a chunk a pass"
     desk.residency.reclaim(5)
     assert desk.pool.leaving == 8
-    assert copies.wait(5 * patience_s), "that of the chunk under way, and time to copy"
+    assert copies.wait(10 * patience_s), "that of the chunk under way, and time to copy"
     desk.between()
     assert [tape.resident for tape in desk.tapes] == [False, False]
     desk.release()
