@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from daemon.audit.backfill import Asked, Backfill, Reached, Span, asked_of
@@ -24,6 +25,7 @@ from feeds.durations import Duration
 from feeds.market_data import Answer
 from feeds.source import Incoming
 from tests.kit import SECOND, START, MemorySink, QueueSource, incoming, inproc_config, sessions, trade
+from tests.kit.packs import CHOICES, TEXT
 
 KEY = "V:AAA"
 ALWAYS = Span(0, 2**62)
@@ -38,7 +40,17 @@ SESSIONS: dict[str, dict[str, Any]] = {
     "carry": {"retention_records": 8},
     "exact": {"retention_records": 8, "semantics": "exact", "refresh_every": 3, "refresh_idle": OFF},
     "rollup": {"retention_tokens": 400, "rollup": ROLLED, "rollup_tokens": 400, "rollup_every": 4},
+    "tape model": {"retention_records": 24},
 }
+OF_THE_TAPE_MODEL = (
+    QuestionConfig("up", "Is the last close above or below the close ten bars before it?", ("UP", "DOWN")),
+    QuestionConfig(
+        "seldom",
+        "Did one of the last five bars make the highest high of all bars shown?",
+        ("YES", "NO"),
+        ask_every_bars=3,
+    ),
+)
 
 
 def config_of(kind: str, placement: str = "ephemeral", late: str = "amend", **more: Any) -> Config:
@@ -58,10 +70,19 @@ def config_of(kind: str, placement: str = "ephemeral", late: str = "amend", **mo
     )
 
 
-def trades(seconds: int, seed: int = 0) -> list[bytes]:
-    """Two a second; a tenth of them is two seconds late."""
+def tape_model_config(placement: str, pack: Path | None = None) -> Config:
+    """Compact lines, and the calibration that the embedded model brings; a ``pack`` answers ``up``."""
+    up, seldom = OF_THE_TAPE_MODEL
+    if pack is not None:
+        up = QuestionConfig("up", TEXT, CHOICES, pack=str(pack))
+    return config_of("tape model", placement, "drop", model=ModelConfig(threads=1), questions=(up, seldom))
+
+
+def trades(seconds: int, seed: int = 0, jump: int = 0) -> list[bytes]:
+    """Two a second; a tenth of them is two seconds late. Every 20 s the price moves by ``jump`` cents."""
     draw, price, found = random.Random(seed), 10_000, list[bytes]()
     for n in range(seconds):
+        price += jump if n % 20 == 19 else 0
         for i in range(2):
             price += draw.randint(-5, 5)
             late = 2 * SECOND if draw.random() < 0.1 else 0

@@ -17,6 +17,8 @@ from daemon.audit.backfill_output import ParquetOutput
 from daemon.config.schema import Config
 from daemon.engine.build import Loaded, load
 from engine.device import use_threads
+from engine.model.question_pack import write_pack
+from engine.model.terse import TAPE_MODEL
 from feeds.connector import SettingError
 from feeds.market_data import Answer
 from feeds.source import Incoming
@@ -30,9 +32,11 @@ from tests.daemon.audit.backfilling import (
     messages_of,
     past,
     said,
+    tape_model_config,
     trades,
 )
 from tests.kit import SECOND, START, trade
+from tests.kit.packs import random_pack
 from tests.kit.tolerance import near, of_embedded_gap
 
 pytestmark = pytest.mark.timeout(600)  # a daemon and several engines
@@ -66,6 +70,24 @@ def test_it_says_what_the_daemon_said(kind: str, placement: str, model: Loaded) 
     """With late records, and another question in the same pass at times."""
     found = check_equal(config_of(kind, placement), messages_of(trades(60)), model)
     assert any("amended" in each.flags for each in found)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", ["ephemeral", "frozen"])
+@pytest.mark.parametrize("answers_by", ["the model", "a question pack"])
+def test_a_calibrated_model_says_what_it_said(answers_by: str, placement: str, tmp_path: Path) -> None:
+    """With the same probability and choice set, over anchors that change."""
+    pack = tmp_path / "near.pack" if answers_by == "a question pack" else None
+    if pack is not None:
+        write_pack(pack, random_pack(TAPE_MODEL))
+    config = tape_model_config(placement, pack)
+    found = check_equal(config, messages_of(trades(60, jump=700)), load(config))
+    assert all(each.probability is not None and each.choice_set is not None for each in found)
+    assert len({each.probability for each in found}) > len(found) // 2
+    assert len({each.choice_set for each in found}) > 1
+    assert len({tuple(each.basis.anchor) for each in found if each.basis is not None}) > 1
+    is_numbered = placement == "frozen" and pack is None
+    assert {each.computed_tokens for each in found} == {3 if is_numbered else 2}  # with the answer
 
 
 def test_the_other_questions_are_asked_when_they_are_due() -> None:
