@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +131,12 @@ def test_versions_outside_the_range_are_made_and_not_asked(model: Loaded) -> Non
 MESSAGES = trades(30)
 
 
-@pytest.fixture(scope="module", params=["exact", "rollup"])
+@pytest.fixture(
+    scope="module", params=product(["carry", "exact", "rollup"], ["ephemeral", "frozen"]), ids=" ".join
+)
 def told(request: pytest.FixtureRequest, model: Loaded) -> tuple[Config, list[Answer], list[int]]:
     """What is said of `MESSAGES`, and how much of it before each of them was read."""
-    config, messages = config_of(request.param), messages_of(MESSAGES)
+    config, messages = config_of(*request.param), messages_of(MESSAGES)
 
     async def one_by_one() -> tuple[list[Answer], list[int]]:
         made = Backfill(asked_up(config), ALWAYS, Reached())
@@ -152,7 +154,7 @@ def told(request: pytest.FixtureRequest, model: Loaded) -> tuple[Config, list[An
     return config, *asyncio.run(one_by_one())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @settings(max_examples=6)
 @drawn(st.integers(4, len(MESSAGES) - 1), st.integers(0, 2**32), st.sampled_from([1, 7, 300]))
 def test_what_comes_later_changes_nothing(
