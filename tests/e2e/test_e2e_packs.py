@@ -171,11 +171,17 @@ async def test_what_cannot_be_installed_is_refused_and_nothing_is_lost(
 
 
 async def test_a_numbered_prefix_leaves_packs_to_their_tokens(directory: Path, pack: Path) -> None:
-    async with running(config(directory, pack, flash=FlashConfig(placement="frozen"))) as daemon:
-        await daemon.advance(3)
-        assert [each.computed_tokens for each in near(daemon)] == [2, 2, 2]  # with the answer
-        trend = [each for each in daemon.answers() if each.question == "trend"]
-        assert {each.computed_tokens for each in trend} == {3}
+    """And changes no bit of the answers to questions that are asked by their number."""
+    flash, bits = FlashConfig(placement="frozen"), []
+    for packs in ((), (pack,)):
+        async with running(config(directory, *packs, flash=flash)) as daemon:
+            await daemon.advance(BARS)
+            bits.append(said(daemon.answers()))
+            trend = [each for each in daemon.answers() if each.question == "trend"]
+            assert {each.computed_tokens for each in trend} == {3}  # with the answer
+            assert [each.computed_tokens for each in near(daemon)] == [2] * BARS * len(packs)
+    assert len(bits[0]) == BARS * len(PAPER_SIX)
+    assert bits[0] == bits[1]
 
 
 def test_a_configuration_says_which_pack_cannot_answer(directory: Path, tmp_path: Path, pack: Path) -> None:
