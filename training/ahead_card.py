@@ -115,9 +115,10 @@ def time_text(ns: int) -> str:
 def score_ahead(d: Decisions, count: int, embargo: int | None = None, numbered: bool = False) -> AheadScores:
     """Score walk-forward. ``embargo``: None for the horizon. Raises WalkForwardError: see `forecast`."""
     embargo = d.horizon if embargo is None else embargo
-    parts = [(fold, forecast(d, fold, numbered)) for fold in folds(d.bar, d.horizon, count, embargo)]
+    split = folds(d.bar, d.horizon, count, embargo, d.first)
+    parts = [(fold, forecast(d, fold, numbered)) for fold in split]
     if not parts:
-        raise WalkForwardError(f"{d.name}: {len(d.label)} labels are too few for a test fold")
+        raise WalkForwardError(f"{d.name}: {len(d.label) - d.first} labels are too few for a test fold")
     test = np.concatenate([fold.test for fold, _ in parts])
     label, length = d.label[test], block_length(d.bar[test], d.horizon)
     if len(test) < LEAST_BLOCKS * length:
@@ -135,7 +136,7 @@ def score_ahead(d: Decisions, count: int, embargo: int | None = None, numbered: 
         question=d.name,
         horizon=d.horizon,
         embargo=embargo,
-        stride=int(np.median(np.diff(d.bar))),
+        stride=int(np.median(np.diff(d.bar[test]))),
         block=length,
         labels=len(test),
         verdict=verdict(over_base.brier, over_plain.brier),
@@ -171,7 +172,7 @@ def _by_fold(d: Decisions, fold: Fold, made: Forecast) -> FoldScores:
     return FoldScores(
         begin=time_text(int(d.at[test[0]])),
         end=time_text(int(d.at[test[-1]])),
-        fitted_on=len(fold.train),
+        fitted_on=int((fold.train >= d.first).sum()),
         labels=len(test),
         base_rate=float(known[0, 0]),
         expected=float(made.model[:, 0].mean()),
@@ -213,10 +214,15 @@ def fold_table(scores: AheadScores) -> Any:
     for column in FOLD_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for f in scores.by_fold:
-        shares = (f"{100 * each:.1f}" for each in (f.base_rate, f.expected, f.happened))
-        worth = f"{f.calibration_error:.3f}", f"{f.brier_skill:+.3f}", f"{100 * f.covered:.1f}"
-        table.add_row(f.begin, f.end, f"{f.fitted_on:,}", f"{f.labels:,}", *shares, *worth)
+        table.add_row(*fold_row(f))
     return table
+
+
+def fold_row(f: FoldScores) -> tuple[str, ...]:
+    """A fold as it is shown, by `FOLD_COLUMNS`."""
+    shares = (f"{100 * each:.1f}" for each in (f.base_rate, f.expected, f.happened))
+    worth = f"{f.calibration_error:.3f}", f"{f.brier_skill:+.3f}", f"{100 * f.covered:.1f}"
+    return (f.begin, f.end, f"{f.fitted_on:,}", f"{f.labels:,}", *shares, *worth)
 
 
 def _share(share: Share) -> str:

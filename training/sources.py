@@ -20,7 +20,7 @@ from feeds.recorded_file import read_records
 from flash.question import EXACT_VALUE
 from ingest.bar_kernel import Bars
 from ingest.bars import BarBuilder, BarPolicy, Feeds
-from ingest.compact import CompactSpec
+from ingest.compact import HIGHEST, Anchor, CompactSpec
 from ingest.record import RecordWriter
 from tapes.generate import EVALUATION, Ranges, generate
 from tapes.real_bars import anchor_of, bars_of, levels_of
@@ -89,28 +89,37 @@ class Generated:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Windows of bars, each around an anchor of its own; ``described``: see `Source`."""
+    """Windows of bars, each around an anchor of its own; ``described``: see `Source`.
+
+    ``shown``: an anchor is chosen by so many first bars of a window, as a session does that knows no more;
+    0 for all of them. Bars from the first that leaves its levels on have the time 0, and no meaning.
+    """
 
     everything: Bars
     spec: CompactSpec
     described: dict[str, str | int | float]
+    shown: int = 0
 
     def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
         """Windows in an order that is drawn once; those with headers of equal length go together.
 
         Windows of one stretch of the file share bars and are one tape; none reaches into the next stretch.
         """
-        everything = self.everything
-        waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
         stretch = _STRETCH * bars
-        starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
-        starts = starts[starts % stretch + bars <= stretch]
-        for start in np.random.default_rng(0).permutation(starts):
-            part = everything[start : start + bars]
-            anchor = anchor_of(part, self.spec)
+        starts = np.arange(0, max(len(self.everything) - bars + 1, 0), max(window // 4, 1))
+        starts = np.random.default_rng(0).permutation(starts[starts % stretch + bars <= stretch])
+        for drawn in self.windows(vocabulary, starts, bars, window):
+            yield drawn._replace(name=drawn.name // stretch)
+
+    def windows(self, vocabulary: Vocabulary, starts: Ints, bars: int, window: int) -> Iterator[Drawn]:
+        """Those that begin at these bars, by which they are named; headers of equal length go together."""
+        waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
+        for start in starts.tolist():
+            part = self.everything[start : start + bars]
+            anchor = anchor_of(part[: self.shown or bars], self.spec)
             header = vocabulary.encode(anchor.header)
             group = waiting.setdefault(len(header), [])
-            group.append((levels_of(part, anchor, window), header, int(start) // stretch))
+            group.append((levels_of(_inside(part, anchor), anchor, window), header, start))
             if len(group) == TAPES:
                 yield together(waiting.pop(len(header)), window)
         for group in waiting.values():
@@ -120,6 +129,16 @@ class Stretch:
         """The bars between two shares of all, in time order."""
         first, last = (round(share * len(self.everything)) for share in (begin, end))
         return replace(self, everything=self.everything[first:last])
+
+
+def _inside(bars: Bars, anchor: Anchor) -> Bars:
+    """The bars; from the first that leaves the levels on, copies of the last before it, with the time 0."""
+    left = np.flatnonzero((bars["l"] < anchor.price(0)) | (bars["h"] > anchor.price(HIGHEST)))
+    if len(left):
+        bars = bars.copy()
+        bars[left[0] :] = bars[left[0] - 1]
+        bars["ts_last_event"][left[0] :] = 0
+    return bars
 
 
 @dataclass(frozen=True)

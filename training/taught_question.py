@@ -46,19 +46,21 @@ class TaughtQuestion:
     labels: Path | None = None
 
 
-def read_taught(path: Path, window: int) -> TaughtQuestion:
-    """Read a question for the tape model, which reads ``window`` bars. Raises QuestionError."""
+def read_taught(path: Path, window: int, *, taped: bool = False) -> TaughtQuestion:
+    """Read a question for the tape model, which reads ``window`` bars. Raises QuestionError.
+
+    ``taped``: there is a recorded tape, which has a future to learn.
+    """
     question = read_own(path, window)
-    if why := _unreadable(question.rule, window):
+    if why := _unreadable(question.rule, window, taped):
         raise QuestionError(f"{path}: {why}")
     return question
 
 
-def _unreadable(rule: Rule, window: int) -> str:
-    """Why the tape model cannot read the answers off what it is shown; "" where it can."""
-    if rule.horizon:
-        why = "it looks ahead, and what comes next cannot be read off the bars that are shown"
-        return f"{why}: ask a language model, and score it with `foretick evaluate`"
+def _unreadable(rule: Rule, window: int, taped: bool) -> str:
+    """Why the tape model cannot be taught the answers; "" where it can."""
+    if rule.horizon and not taped:
+        return "it looks ahead, and generated tapes have no future to learn: give --tape and --format"
     if rule.timed:
         return "its rule reads the time of day, which the tape model's lines do not show"
     if rule.bars > window:
@@ -92,14 +94,15 @@ def read_own(path: Path, window: int) -> TaughtQuestion:
 
 def _blank(found: TaughtFile) -> Rule:
     """The question without labels. Raises ValueError."""
-    if found.where or found.define or found.horizon or found.max_gap_minutes:
-        raise ValueError("where, define, horizon and max_gap_minutes belong to a rule")
+    if found.where or found.define or found.max_gap_minutes:
+        raise ValueError("where, define and max_gap_minutes belong to a rule")
 
     def unknown(levels: Levels) -> Labels:
         return _labels(np.full(levels.close.shape, UNDEFINED), None)
 
     means, partial = found.labels or found.labeller, bool(found.labels)
-    return Rule(found.name, found.text, checked(found.choices), means, "", unknown, 1, partial=partial)
+    choices, horizon = checked(found.choices), found.horizon
+    return Rule(found.name, found.text, choices, means, "", unknown, 1, partial=partial, horizon=horizon)
 
 
 def _labels(value: Ints, margin: Any) -> Labels:
@@ -147,22 +150,25 @@ def _by_python(blank: Rule, folder: Path, named: str, window: int) -> Rule:
 
     def label(levels: Levels) -> Labels:
         found = value(levels)
-        _check_reads_shown(named, value, levels, found, levels.window or window)
-        return _labels(found, None)
+        _check_reads_shown(named, value, levels, found, levels.window or window, blank.horizon)
+        known = np.arange(found.shape[1]) + blank.horizon < found.shape[1]
+        return _labels(np.where(known, found, UNDEFINED), None)
 
     return replace(blank, label=label)
 
 
 def _check_reads_shown(
-    named: str, value: Callable[[Levels], Ints], levels: Levels, found: Ints, window: int
+    named: str, value: Callable[[Levels], Ints], levels: Levels, found: Ints, window: int, horizon: int
 ) -> None:
-    """Raise QuestionError where a label changes with bars that are not shown: to come, or evicted."""
+    """Raise QuestionError where a label changes with bars beyond the ``horizon``, or with evicted ones."""
     tapes, bars = levels.close.shape
     if tapes > 1 and (value(_cut(levels, 0, bars, 2)) != found[::2]).any():
         raise QuestionError(f"{named} reads other tapes than a bar's own")
-    for bar in np.linspace(min(window, bars) - 1, bars - 1, _TRIED).astype(int).tolist():
-        for first, why in ((0, "looks ahead"), (max(bar + 1 - window, 0), f"reads more than {window} bars")):
-            again = value(_cut(levels, first, bar + 1))[:, -1]
+    beyond = f"looks more than {horizon} bars ahead" if horizon else "looks ahead"
+    last = bars - 1 - horizon
+    for bar in np.linspace(min(window - 1, last), last, _TRIED if last >= 0 else 0).astype(int).tolist():
+        for first, why in ((0, beyond), (max(bar + 1 - window, 0), f"reads more than {window} bars")):
+            again = value(_cut(levels, first, bar + 1 + horizon))[:, -1 - horizon]
             if (again != found[:, bar]).any():
                 raise QuestionError(f"{named} {why}: without them its label of a bar is another one")
 
@@ -197,13 +203,18 @@ def with_labels(question: TaughtQuestion, bars: Bars, symbols: frozenset[str]) -
     values = _read_labels(question.labels, question.rule.choices, known, symbols)
     times = np.array(sorted(values), np.int64)
     answers = np.array([values[time] for time in times.tolist()], np.int64)
+    return replace(question, rule=by_time(question.rule, times, answers))
+
+
+def by_time(rule: Rule, times: Ints, answers: Ints) -> Rule:
+    """The question with ``answers`` at bars whose newest records have these ``times``, ns, ascending."""
 
     def label(levels: Levels) -> Labels:
         assert levels.at is not None, "labels are of recorded bars"
         at = np.minimum(np.searchsorted(times, levels.at), len(times) - 1)
         return _labels(np.where(times[at] == levels.at, answers[at], UNDEFINED), None)
 
-    return replace(question, rule=replace(question.rule, label=label))
+    return replace(rule, label=label)
 
 
 def _read_labels(

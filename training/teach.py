@@ -177,8 +177,10 @@ class Teacher:
 
     def _lessons(self, rng: np.random.Generator) -> Iterator[_Lesson]:
         """Fresh tapes without end: whole windows, ones that slide, and short ones."""
-        settings = [(2 * self.window, self.window, 0.5), (self.window, self.window, 0.35)]
-        if self.rule.bars <= self.window // 2:
+        settings = [(2 * self.window, self.window, 0.5)]
+        if not self.rule.horizon:  # else the anchor is chosen by the first window
+            settings.append((self.window, self.window, 0.35))
+        if not self.rule.horizon and self.rule.bars <= self.window // 2:
             settings.append((self.window // 2, self.window // 2, 0.15))
         ways = [
             (_again(source, self.vocabulary, bars, window), bars, window, often * share)

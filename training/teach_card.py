@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from training.ahead_card import FOLD_COLUMNS, NO_SKILL, AheadScores, fold_row, lines_of
 from training.evaluate import COLUMNS, QuestionScores, row
 
 FLOOR = 0.75
@@ -27,18 +28,41 @@ def refusal(scores: Mapping[str, QuestionScores], floor: float) -> str:
     return ""
 
 
-def card(about: Mapping[str, Any], scores: Mapping[str, QuestionScores], why: str) -> str:
-    """The card, in Markdown. ``about``: what is said of the question and of its training, in order."""
+def refusal_ahead(scores: AheadScores) -> str:
+    """The same of a question about what comes next, which has no floor: whether there is skill."""
+    if scores.verdict != NO_SKILL:
+        return ""
+    found = scores.skill.brier
+    return f"{NO_SKILL}: over the base rate {found.skill:+.4f} ({found.low:+.4f}..{found.high:+.4f}), Brier"
+
+
+def card(about: Mapping[str, Any], measured: Sequence[str], why: str) -> str:
+    """The card, in Markdown. ``about``: what is said of the question and of its training, in order;
+    ``measured``: lines of `measured_on` or of `measured_ahead`.
+    """
     lines = [f"# {about['name']}", "", f"> {about['text']} ({' | '.join(about['choices'])})", ""]
-    lines += [f"**Refused:** {why}." if why else "**Accepted**: above the floor in every setting.", ""]
+    lines += [f"**Refused:** {why}." if why else "**Accepted**.", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in [*about.items()][3:]]  # the others are above
-    lines += ["", "## What was measured", "", "Tapes that were held out; columns as in docs/accuracy.md.", ""]
+    return "\n".join([*lines, "", "## What was measured", "", *measured]) + "\n"
+
+
+def measured_on(scores: Mapping[str, QuestionScores]) -> list[str]:
+    """On tapes that were held out, by setting."""
     head = ("setting", *COLUMNS[1:])
-    lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    lines = ["Tapes that were held out, above the floor in every setting where it is accepted; columns as in"]
+    lines += ["docs/accuracy.md.", "", f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     lines += [f"| {' | '.join((name, *row(each)[1:]))} |" for name, each in scores.items()]
-    lines += ["", "## How it fails", "", *_failures(scores)]
-    return "\n".join(lines) + "\n"
+    return [*lines, "", "## How it fails", "", *_failures(scores)]
+
+
+def measured_ahead(scores: AheadScores) -> list[str]:
+    """Walk-forward, behind the bars that were trained on."""
+    lines = ["Walk-forward, behind the bars that were trained on: docs/questions.md.", ""]
+    lines += [f"- {line.strip()}" for line in lines_of(scores)]
+    lines += ["", "## By fold", "", "How often the first choice, in percent.", ""]
+    lines += [f"| {' | '.join(FOLD_COLUMNS)} |", "|---|---|" + "---:|" * (len(FOLD_COLUMNS) - 2)]
+    return [*lines, *(f"| {' | '.join(fold_row(each))} |" for each in scores.by_fold)]
 
 
 def _failures(scores: Mapping[str, QuestionScores]) -> list[str]:

@@ -26,7 +26,9 @@ _LEARNING = 0.75
 @_option("--minutes", type=click.FloatRange(0.05, 600), default=10.0, help="Within which it ends.")
 @_option("--steps", type=click.IntRange(1), default=4000, help="Steps of training, if they fit.")
 @_option("--labels", type=click.IntRange(400), default=4000, help="Labels to calibrate and to measure on.")
-@_option("--floor", type=click.FloatRange(0, 1), default=0.75, help="Least balanced accuracy of a pack.")
+@_option(
+    "--floor", type=click.FloatRange(0, 1), default=0.75, help="Least balanced accuracy, but for a horizon."
+)
 @_option("--seed", type=click.IntRange(0), default=0, help="Seed of weights and tapes.")
 def teach(
     question: Path,
@@ -47,7 +49,8 @@ def teach(
     labels (`labels`, with --tape). Only what is the question's own is trained: its token and small changes
     for its row. The model stays as it is, and so does every other answer. The pack is calibrated, and
     measured on tapes wider than those of training, and on the end of --tape. Below the floor, or no better
-    than a simple rule, it is not written, and the exit status is 1.
+    than a simple rule, it is not written, and the exit status is 1. A question about what comes next learns
+    from --tape alone, and is not written without skill over the base rate.
     """
     import torch
 
@@ -90,7 +93,7 @@ def _taught(run: Any, steps: int, seconds: float, began: float, floor: float) ->
             progress.update(task, completed=_LEARNING * done.step / done.steps, description=said)
 
         def advance(what: str, share: float) -> None:
-            begin = _LEARNING if what == "calibrating" else (1 + _LEARNING) / 2
+            begin = (1 + _LEARNING) / 2 if what == "measuring" else _LEARNING
             progress.update(task, completed=begin + (1 - _LEARNING) / 2 * share, description=what)
 
         return run.finished(floor, advance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,19 +16,21 @@ import torch
 from engine.model.question_pack import PackHead, QuestionPack, digest_of
 from engine.model.revision import revision_of
 from engine.model.terse import TAPE_MODEL, Terse, terse_in
-from flash.confidence import Calibration
+from flash.confidence import Calibration, QuestionCalibration
 from tapes.generate import EVALUATION, TRAINING, Ranges
 from tapes.question_file import QuestionError, check_labels
+from training.ahead_card import AheadScores, score_ahead
 from training.batches import Vocabulary
 from training.calibrate import fit
-from training.evaluate import score
+from training.evaluate import QuestionScores, score
 from training.export import is_packed, tape_model
 from training.model import TapeModel
 from training.question_model import QuestionModel
 from training.sources import Answers, Asked, Generated, Recorded, Setting, Source, Stretch, collect, joined
 from training.taught_question import TaughtQuestion, read_taught, with_labels
 from training.teach import Plan, Progress, Taught, Teacher, closest
-from training.teach_card import card, refusal
+from training.teach_ahead import Ahead
+from training.teach_card import card, measured_ahead, measured_on, refusal, refusal_ahead
 
 _TRAINED, _FITTED = 0.6, 0.75
 """Until which share of a desk's tape is trained, and calibrated on; the rest is measured on."""
@@ -38,6 +40,8 @@ _LEAST_BARS = 2_000
 """Of a desk's tape."""
 _TRIED = 16
 """Batches of tapes on which labels are tried before anything is trained."""
+FOLDS = 5
+"""Test folds of a question about what comes next."""
 _SEEDS = 5_000
 """Seeds of generated tapes: no other command's."""
 
@@ -54,7 +58,9 @@ class Result(NamedTuple):
 
 @dataclass
 class Run:
-    """``own``: the desk's tape in three parts of time: to train, to calibrate and to measure on."""
+    """``own``: the desk's tape in three parts of time: to train, to calibrate and to measure on. ``ahead``:
+    the tape of a question about what comes next, in its place.
+    """
 
     question: TaughtQuestion
     directory: Path
@@ -62,6 +68,7 @@ class Run:
     base: TapeModel
     vocabulary: Vocabulary
     own: tuple[Stretch, Stretch, Stretch] | None
+    ahead: Ahead | None
     answers: tuple[int, ...]
     seed: int
     labels: int
@@ -78,36 +85,45 @@ class Run:
         terse = terse_in(directory) if (directory / "config.json").exists() else None
         if terse is None or not is_packed(directory):
             raise QuestionError(f"{directory} is no tape model, and no other can be taught")
-        question, vocabulary = read_taught(file, terse.window_bars), Vocabulary()
+        window, vocabulary = terse.window_bars, Vocabulary()
+        question = read_taught(file, window, taped=tape is not None)
         answers = _answers(question, vocabulary, terse.none)
-        own = None
+        own, ahead = None, None
         if tape is not None:
             recorded = Recorded(*tape)
             whole = recorded.stretch()
             if len(whole.everything) < _LEAST_BARS:
                 few = f"the tape has {len(whole.everything):,} bars, and {_LEAST_BARS:,} are needed"
                 raise QuestionError(f"{tape[0]}: {few}: to train, calibrate and measure on")
-            own = whole.part(0, _TRAINED), whole.part(_TRAINED, _FITTED), whole.part(_FITTED, 1)
             if question.labels is not None:
                 question = with_labels(question, whole.everything, recorded.symbols())
+            if question.rule.horizon:
+                ahead = Ahead.of(question.rule, whole, window, _TRAINED, labels)
+                score_ahead(ahead.decisions, FOLDS)  # before minutes are spent: are there enough?
+            else:
+                own = whole.part(0, _TRAINED), whole.part(_TRAINED, _FITTED), whole.part(_FITTED, 1)
         elif question.labels is not None:
             raise QuestionError(f"{file}: its labels are of a recorded file: give --tape and --format")
         source: Source = Generated(_SEEDS + seed, TRAINING)
-        if question.labels is not None and own is not None:
+        if ahead is not None:
+            source = ahead.learnt
+        elif question.labels is not None and own is not None:
             source = own[0]
-        window = terse.window_bars
+        rule = question.rule if ahead is None else ahead.rule
         drawn = [each.levels for each in islice(source.batches(vocabulary, 2 * window, window), _TRIED)]
-        check_labels(question.rule, drawn)
+        check_labels(rule, drawn)
         base = tape_model(directory)
-        begin = vocabulary.questions[closest(question.rule, drawn[0])]
+        begin = vocabulary.questions[closest(rule, drawn[0])]
         plan = Plan()
         model = QuestionModel(base, answers, int(begin), tokens=plan.tokens, rank=plan.rank, seed=seed)
-        return cls(question, directory, terse, base, vocabulary, own, answers, seed, labels, model)
+        return cls(question, directory, terse, base, vocabulary, own, ahead, answers, seed, labels, model)
 
     def train(self, steps: int, seconds: float) -> Iterator[Progress]:
         """Train, in at most about ``seconds``."""
         sources: list[tuple[Source, float]] = []
-        if self.question.labels is None:
+        if self.ahead is not None:
+            sources.append((self.ahead.learnt, 1.0))
+        elif self.question.labels is None:
             sources.append((Generated(_SEEDS + self.seed, TRAINING), 1 - _OWN))
         if self.own is not None:
             sources.append((self.own[0], _OWN))
@@ -116,11 +132,11 @@ class Run:
             plan,
             self.model,
             tape_model(self.directory, reading_dtype()),
-            self.question.rule,
+            self.question.rule if self.ahead is None else self.ahead.rule,
             sources,
             self.vocabulary,
             self.terse.window_bars,
-            asks_none=self.question.labels is None,
+            asks_none=self.question.labels is None and self.ahead is None,
         )
         began, done = time.monotonic(), None
         for done in teacher.steps():
@@ -129,6 +145,8 @@ class Run:
 
     def finished(self, floor: float, advance: Advance) -> Result:
         """Calibrate and measure."""
+        if self.ahead is not None:
+            return self._finished_ahead(self.ahead, advance)
         rule, by_hand = self.question.rule, self.question.labels is not None
         answers = [found for _, found in self._asked(TRAINING, 1, partial(advance, "calibrating"))]
         fitted = fit(joined(answers), {rule.name: rule.text})
@@ -137,8 +155,26 @@ class Run:
         calibration = Calibration(model="", lines="compact", data={}, questions=fitted)
         measured = self._asked(EVALUATION, 2, partial(advance, "measuring"))
         scores = {name: score(each, calibration) for name, found in measured for each in found}
-        why, about, tensors = (
-            refusal(scores, floor),
+        return self._result(fitted, scores, refusal(scores, floor), measured_on(scores))
+
+    def _finished_ahead(self, ahead: Ahead, advance: Advance) -> Result:
+        """The same, walk-forward."""
+        reader = Taught(self.model, Asked((self.question.rule,), exact=False), self.vocabulary)
+        answered = ahead.answered(reader, partial(advance, "asking in time order"))
+        scores = score_ahead(answered, FOLDS)
+        fitted = ahead.fitted(answered)
+        return self._result(fitted, {"own tape": scores}, refusal_ahead(scores), measured_ahead(scores))
+
+    def _result(
+        self,
+        fitted: Sequence[QuestionCalibration],
+        scores: Mapping[str, QuestionScores | AheadScores],
+        why: str,
+        measured: Sequence[str],
+    ) -> Result:
+        """The pack with its card."""
+        rule, about, tensors = (
+            self.question.rule,
             self._about(calibrated=bool(fitted)),
             self.model.tensors(),
         )
@@ -157,7 +193,7 @@ class Run:
             digest=digest_of(tensors),
         )
         shown = about | {"took": f"{self.seconds:.0f} s", "revision": head.revision}
-        return Result(QuestionPack(head, tensors), card(shown, scores, why), why)
+        return Result(QuestionPack(head, tensors), card(shown, measured, why), why)
 
     def _asked(
         self, ranges: Ranges, part: int, advance: Callable[[float], None]
@@ -180,8 +216,9 @@ class Run:
 
     def _about(self, *, calibrated: bool) -> dict[str, Any]:
         rule, question = self.question.rule, self.question
-        tapes = [] if question.labels is not None else ["generated"]
-        tapes += [] if self.own is None else [str(self.own[0].described["tape"])]
+        tapes = [] if question.labels is not None or self.ahead is not None else ["generated"]
+        tapes += [str(own.described["tape"]) for own in (self.own or ())[:1]]
+        tapes += [] if self.ahead is None else [str(self.ahead.learnt.described["tape"])]
         return {
             "name": rule.name,
             "text": rule.text,

@@ -35,7 +35,8 @@ class Decisions:
 
     ``bar``: number of the newest bar that each was given from, and ``at`` its time, ns. The label of one at
     bar b is known at bar b + ``horizon``. ``logits`` [answers, choices]; ``features`` [answers, features] are
-    what the plain model reads of the same bars.
+    what the plain model reads of the same bars. Answers before number ``first`` were trained on: how often
+    each choice is right and the plain model are learnt from them, too, and no calibration is.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Decisions:
     logits: Floats
     label: Ints
     features: Floats
+    first: int = 0
 
 
 class Fold(NamedTuple):
@@ -56,12 +58,13 @@ class Fold(NamedTuple):
     test: Ints
 
 
-def folds(bar: Ints, horizon: int, count: int, embargo: int) -> list[Fold]:
-    """The second half of the answers in ``count`` test folds of about equal size, each with all of its past.
+def folds(bar: Ints, horizon: int, count: int, embargo: int, first: int = 0) -> list[Fold]:
+    """The second half of the answers from ``first`` on in ``count`` test folds of about equal size, each with
+    all of its past.
 
     The first ``embargo`` bars behind a fold are in no test fold; they are trained on once they are past.
     """
-    edges = np.linspace(len(bar) // 2, len(bar), count + 1).astype(np.int64)
+    edges = np.linspace((first + len(bar)) // 2, len(bar), count + 1).astype(np.int64)
     found: list[Fold] = []
     for begin, end in pairwise(edges.tolist()):
         test = np.arange(begin, end)
@@ -85,6 +88,9 @@ def fit_in_time(decisions: Decisions, past: Ints, numbered: bool = False) -> Que
 
     None: too few labels.
     """
+    past = past[past >= decisions.first]
+    if not len(past):
+        return None
     middle = past[len(past) // 2]
     kept = past[(past >= middle) | (decisions.bar[past] + decisions.horizon < decisions.bar[middle])]
     d = decisions
@@ -93,10 +99,11 @@ def fit_in_time(decisions: Decisions, past: Ints, numbered: bool = False) -> Que
 
 def forecast(decisions: Decisions, fold: Fold, numbered: bool = False) -> Forecast:
     """Fit on the fold's past, and on nothing else. Raises WalkForwardError where that is too little."""
-    fitted = fit_in_time(decisions, fold.train, numbered) if len(fold.train) else None
+    fitted = fit_in_time(decisions, fold.train, numbered)
     if fitted is None:
+        known = int((fold.train >= decisions.first).sum())
         raise WalkForwardError(
-            f"{decisions.name}: {len(fold.train):,} labels before a test fold are too few to calibrate on; "
+            f"{decisions.name}: {known:,} labels before a test fold are too few to calibrate on; "
             f"each half needs {LEAST_LABELS}, and the first one {LEAST_OF_A_CHOICE} of each choice: "
             "a longer tape, or more --labels"
         )
