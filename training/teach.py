@@ -2,7 +2,8 @@
 
 The frozen model reads each tape once, in a thread of its own, ahead of the steps; tapes are kept for a while,
 and each step asks behind some of their bars. Every answer has about the same say: bars are drawn by their
-answers, and those of an answer too rare for that weigh more. Steps are counted, so that equal seeds make
+answers, and those of an answer too rare for that weigh more; not of what comes next, where how often each
+comes is part of what there is to know. Steps are counted, so that equal seeds make
 equal packs; fewer are planned where the machine would not end in time.
 """
 
@@ -73,31 +74,35 @@ class _Lesson(NamedTuple):
 
 @dataclass
 class Balance:
-    """How often each answer comes, NONE last: running means. ``wanted``: the say that each shall have."""
+    """How often each answer comes, NONE last: running means. ``wanted``: the say that each shall have.
+
+    ``as_found``: that is how often it comes.
+    """
 
     wanted: Floats
     found: Floats
     """Among all bars."""
     drawn: Floats
     """Among those that are asked."""
+    as_found: bool = False
 
     @classmethod
-    def of(cls, choices: int) -> Balance:
+    def of(cls, choices: int, *, as_found: bool = False) -> Balance:
         """Before anything was counted; NONE comes last."""
         wanted = np.append(np.full(choices, (1 - _UNDEFINED_SHARE) / choices), _UNDEFINED_SHARE)
-        return cls(wanted, np.full(choices + 1, 1 / (choices + 1)), wanted.copy())
+        return cls(wanted, np.full(choices + 1, 1 / (choices + 1)), wanted.copy(), as_found)
 
     def odds(self, answers: Ints) -> Floats:
         """By which one bar of each answer is drawn; ``answers`` [bars] are counted."""
         self.found += 0.1 * (self._shares(answers) - self.found)
         odds: Floats = self.wanted / np.maximum(self.found, 0.005)
-        return odds
+        return np.ones_like(odds) if self.as_found else odds
 
     def weights(self, answers: Ints) -> Floats:
         """Of each answer in the loss; ``answers`` [asked] are counted."""
         self.drawn += 0.05 * (self._shares(answers) - self.drawn)
         weights: Floats = np.clip(self.wanted / np.maximum(self.drawn, 0.01), *_WEIGHTS)
-        return weights
+        return np.ones_like(weights) if self.as_found else weights
 
     def _shares(self, answers: Ints) -> Floats:
         shares: Floats = np.bincount(answers, minlength=len(self.wanted)) / len(answers)
@@ -128,7 +133,7 @@ class Teacher:
         optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0
         )
-        balance = Balance.of(len(self.rule.choices))
+        balance = Balance.of(len(self.rule.choices), as_found=self.rule.horizon > 0)
         began, steps, mean = time.monotonic(), plan.steps, 0.0
         lessons = _ahead(self._lessons(np.random.default_rng([plan.seed, 78])))
         step = 0

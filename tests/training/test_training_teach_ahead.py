@@ -1,4 +1,4 @@
-"""Teaching what comes next: what is shown knows nothing of it, splits by time, and the verdict on two tapes."""
+"""Teaching what comes next: what is shown knows nothing of it, splits by time, and the verdict."""
 
 from __future__ import annotations
 
