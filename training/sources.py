@@ -91,8 +91,8 @@ class Generated:
 class Stretch:
     """Windows of bars, each around an anchor of its own; ``described``: see `Source`.
 
-    ``shown``: an anchor is chosen by so many first bars of a window, as a session does that knows no more;
-    0 for all of them. Bars from the first that leaves its levels on have the time 0, and no meaning.
+    ``shown``: how many of a window's first bars choose its anchor, as those that a session knows do; 0 for
+    all of them. Bars from the first that leaves the levels on have the time 0, and no meaning.
     """
 
     everything: Bars
