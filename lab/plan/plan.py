@@ -14,13 +14,12 @@ from daemon.config.by_model import by_model
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import is_asked
 from daemon.engine.capacity_metrics import sessions_estimate
-from flash.capacity import Shape
+from flash.capacity import Shape, max_sessions
 from lab.plan.arrivals import arrivals
 from lab.plan.capacity import (
     BAR_TOKENS,
     Capacity,
     capacity,
-    max_sessions,
     ready_tokens,
     standing_of,
 )
