@@ -84,7 +84,7 @@ def figures(found: Compared, floors: Floors) -> Iterator[Figure]:
 _GAINS = {6: 2.5, 25: 5.0}
 """Goals for one further token of this many answers."""
 _OF_FLOOR = Goal(1.5)
-"""Of a pass that arithmetic limits: it gains no more over single passes than its floor does."""
+"""Of a pass that arithmetic limits: it gains over single passes at most what its floor does."""
 
 
 def sessions(run: SuiteRun) -> Iterator[Figure]:

@@ -284,7 +284,7 @@ class Confidence:
         return found
 
     def _learn(self, standing: Standing, answer: JudgedAnswer, right: int) -> None:
-        """From a label; name the question whose fitted calibration it adapts, or does no more."""
+        """From a label; and name the question whose fitted calibration it begins or ceases to adapt."""
         session, learnt = standing.session, self._learnt[standing.session]
         own = standing.question_hash, answer.numbered
         before = learnt.find(*own, answer.fitted)

@@ -7,7 +7,7 @@ import pytest
 from daemon.config.load import load_config
 from daemon.gateway.wiring import make_gateway
 
-MAX_SERIES = 703
+MAX_SERIES = 706
 """Of a daemon with three sessions."""
 MAX_OF_A_SESSION = 60
 
