@@ -177,6 +177,7 @@ OPEN_LABELS: tuple[str, ...] = (
     "partition",
     "venue",
     "webhook",
+    "question",
 )
 
 
@@ -565,9 +566,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_over_budget_total",
-        "Standing questions that skipped a data version because their engine_share was used up. Worry when "
-        "it grows and the question matters.",
-        "session",
+        "Data versions that a standing question skipped, over all sessions, because its engine_share was "
+        "used up; other: a question that had none in the configuration at the start. Worry when it grows and "
+        "the question matters.",
+        "question",
     ),
     _counter(
         "foretick_frequent_changes_total",

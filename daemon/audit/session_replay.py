@@ -241,7 +241,7 @@ def alone(config: Config, name: str) -> Config:
     return msgspec.structs.replace(
         config,
         sessions=(session,),
-        questions=_with(config.questions, answer_within=Duration(0)),
+        questions=_with(config.questions, answer_within=Duration(0), engine_share=0.0),
         source=msgspec.structs.replace(config.source, backlog_policy="wait"),
         events=msgspec.structs.replace(config.events, on_halt="flag"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),

@@ -42,6 +42,7 @@ from ingest.bar_kernel import (
 )
 from ingest.feed_rules import BITS
 from ingest.plane import TapeRecord
+from metrics.catalogue import OTHER
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
 from regions.tape import Tape
@@ -233,7 +234,9 @@ class StandingAnswers:
         """Whether a due question has engine time left; one that has none skips the version."""
         allowed = self._budgets.allows(item)
         if not allowed:
-            self._store.inc("foretick_over_budget_total", session=item.session)
+            name = item.question.name
+            label = name if self._store.has("question", name) else OTHER
+            self._store.inc("foretick_over_budget_total", question=label)
         return allowed
 
     def _may_repeat(self, session: str, newest: TapeRecord) -> bool:

@@ -84,6 +84,7 @@ from feeds.source import LogSource, MemberSource, Source
 from ingest.plane import WatchBars
 from ingest.record import FLAG_REPLAY
 from ingest.ring import Ring
+from metrics.catalogue import OTHER
 from metrics.store import MetricStore
 
 if TYPE_CHECKING:
@@ -601,6 +602,7 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRo
         "source": [ALL, *names] if len(names) > 1 else names or ["none"],
         "sink": [route.sink.name for route in routes],
         "webhook": [each.name for each in config.webhooks],
+        "question": [*dict.fromkeys([*(q.name for q in config.questions if q.engine_share), OTHER])],
         "policy": [config.scheduler.policy],
         "eviction": [config.scheduler.eviction],
     }

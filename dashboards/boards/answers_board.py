@@ -17,7 +17,7 @@ def _published() -> list[object]:
         series("Ad hoc questions that stand", "short", (gauge("foretick_frequent_questions"), "standing")),
         rates("Ad hoc questions that began to stand, or ended", "foretick_frequent_changes_total", "outcome"),
         rates("Engine time of standing questions", "foretick_standing_engine_seconds_total", "session"),
-        rates("Skipped over engine_share, a second", "foretick_over_budget_total", "session"),
+        rates("Skipped over engine_share, a second", "foretick_over_budget_total", "question"),
         counters("Question packs that are gone, a second", packs="foretick_packs_unreadable_total"),
         rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),

@@ -143,7 +143,7 @@ def record(store: MetricStore, round_: int) -> None:
 async def test_every_panel_finds_series_in_a_real_prometheus(start_prometheus):
     labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"], "partition": ["t/0"]}
     labels |= {"policy": ["klpm"], "eviction": ["cost"], "tenant": ["desk"], "venue": ["X"]}
-    labels |= {"webhook": ["desk"]}
+    labels |= {"webhook": ["desk"], "question": ["trend"]}
     store = MetricStore.local(labels)
     server = HttpServer(lambda names: exposition(store), lambda: [])
     await server.start(Tasks())

@@ -89,3 +89,39 @@ async def test_a_configuration_read_again_changes_the_questions_and_nothing_else
         await daemon.gateway.reload(lambda: again)
         assert len(daemon.state().questions) == 7
         assert await daemon.gateway.stop()
+
+
+async def test_a_question_over_its_share_of_the_engine_is_held_back_and_another_is_not() -> None:
+    """And is counted, shown, and asked again once it has a larger share."""
+    greedy = QuestionConfig("greedy", "Is it falling fast?", ("YES", "NO"), engine_share=1e-6)
+    modest = QuestionConfig("modest", FREE.text, max_tokens=2, engine_share=1.0)
+    config = inproc_config(standing="none", questions=(greedy, modest, TREND))
+    async with running(config) as daemon:
+
+        def asked() -> set[tuple[int, str]]:
+            return {(each.data_version, each.question) for each in daemon.answers()}
+
+        async def bars(n: int, *names: str) -> None:
+            """Close so many bars one by one, each answered for the questions of these names."""
+            for _ in range(n):
+                version = daemon.state().version + 1
+                daemon.feed(1 if daemon.tape.seconds else 2)
+                await until(lambda v=version: {(v, name) for name in names} <= asked())
+
+        await bars(1, "greedy", "modest", "trend")
+        await bars(4, "modest", "trend")
+        assert {version for version, name in asked() if name == "greedy"} == {1}
+        held = {name: daemon.count("over_budget", question=name) for name in ("greedy", "modest", "other")}
+        assert held == {"greedy": 4, "modest": 0, "other": 0}
+        used = {each.name: each.engine_used for each in (await daemon.call("questions", "aaa")).questions}
+        assert used["greedy"] > 1 > used["modest"] > used["trend"] == 0
+
+        await daemon.call("set_question", "aaa", "late", "Late?", ("YES", "NO"), engine_share=1e-6)
+        await bars(1, "modest", "trend", "late")
+        await bars(1, "modest", "trend")
+        assert daemon.count("over_budget", question="other") == 1  # it had none at the start
+        await daemon.call("set_question", "aaa", "greedy", greedy.text, greedy.choices, engine_share=1.0)
+        await bars(1, "greedy", "modest", "trend")
+        assert daemon.count("over_budget", question="greedy") == 6
+        (tracker,) = daemon.gateway.publisher._trackers.values()
+        await until(lambda: tracker.outstanding() <= 4)  # those of the open bar

@@ -27,6 +27,7 @@ LABELS = {
     "policy": ["fcfs"],
     "eviction": ["cost"],
     "webhook": ["desk"],
+    "question": ["trend", "other"],
     "tenant": ["local", "desk"],
 }
 STAGE = "foretick_stage_seconds"

@@ -231,6 +231,16 @@ def test_an_output_of_another_backfill_is_left_alone(model: Loaded, tmp_path: Pa
     assert rows_in(tmp_path) == before
 
 
+def test_a_budget_of_engine_time_skips_no_version_of_the_past(model: Loaded) -> None:
+    """A backfill takes all of an engine's time that it gets; a live daemon would hold the question back."""
+    config, messages = config_of("carry"), messages_of(trades(12))
+    up, seldom = config.questions
+    scarce = config_of("carry", questions=(msgspec.structs.replace(up, engine_share=1e-6), seldom))
+    found = [asyncio.run(past(asked_up(each), model, messages)) for each in (config, scarce)]
+    assert list(map(said, found[0])) == list(map(said, found[1]))
+    assert len(found[1]) > 10
+
+
 def test_a_later_start_goes_on_without_a_hole(model: Loaded, tmp_path: Path) -> None:
     """As of a start that counts from now."""
     config, messages = config_of("carry"), messages_of(trades(12))
