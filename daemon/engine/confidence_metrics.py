@@ -149,6 +149,8 @@ class Confidence:
         self._labels[session].restore(cut)
         self._acting[session].restore(cut.acting)
         self._learnt[session] = LearntCalibrations(() if self._settings.calibration == "off" else cut.learnt)
+        if cut.asked:
+            self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
 
     def awaits(self, session: str, question: str, version: int) -> bool:
         """Whether an answer to the question of this hash waits for its label."""

@@ -135,6 +135,8 @@ def test_a_restart_goes_on_with_the_labels_that_were_waited_for(tmp_path: Path) 
     counted = told(before)
     after = Engine(made, before.progress())
     assert after.value("snapshots_refused_total", reason="foreign") == 0
+    shown = [each.value("adapted_coverage", session="s") for each in (before, after)]
+    assert shown[0] == shown[1] > 0
     begin = after.positions["s"]["X:a"].offset
     play(after, begin, len(LOG))
     answers = given([before, after])
