@@ -108,7 +108,7 @@ def _added(
         )
         spread = abs(halves[0] - halves[1])
         yield Figure(f"question {name}", now, "ms", "Waits", at, "quiet", both, n=len(found))
-        yield Figure(f"quiet spread {name}", spread, "ms", "Added", at, "one chunk", chunk_ms)
+        yield Figure(f"quiet spread {name}", spread, "ms", "Quiet", at, "one chunk", chunk_ms)
         yield Figure(
             f"added {name}", now - both, "ms", "Added", at, "one chunk or the spread", max(chunk_ms, spread),
             goal=Goal(1.0) if judged and name == "P99" else None, n=len(found),
