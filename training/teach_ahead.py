@@ -65,7 +65,7 @@ class Ahead:
     def of(cls, rule: Rule, whole: Stretch, window: int, share: float, labels: int) -> Ahead:
         """Train on this ``share`` of the bars; for ``labels`` see `_ANSWERS`.
 
-        Raises QuestionError where no label is known in time.
+        Raises QuestionError where no label is known in time, or no bar is left to ask at.
         """
         bars, horizon = whole.everything, rule.horizon
         end, ends = round(share * len(bars)), np.arange(window - 1, len(bars))
@@ -75,6 +75,8 @@ class Ahead:
         known = np.flatnonzero(in_time != UNDEFINED)
         if not len(known):
             raise QuestionError(f"{rule.name}: no bar of the first {end:,} has a label that is known by then")
+        if len(bars) - end - horizon < 2 * window:
+            raise QuestionError(f"{rule.name}: the tape is too short to ask behind the first {end:,} bars")
         learnt = replace(whole, everything=bars[:end], shown=window)
         held = replace(whole, everything=bars[end + horizon :], shown=window)
         past, asked = _read(learnt, 0, window, labels), _read(held, end + horizon, window, labels)

@@ -221,6 +221,14 @@ def test_a_tape_without_enough_to_score_is_refused_before_training(tmp_path: Pat
     assert not (tmp_path / "q.md").exists()
 
 
+@pytest.mark.parametrize(("horizon", "why"), [(300, "too short to ask behind"), (500, "no bar of the first")])
+def test_a_horizon_too_long_for_the_tape_is_refused(
+    tmp_path: Path, whole: Stretch, horizon: int, why: str
+) -> None:
+    with pytest.raises(QuestionError, match=why):
+        ahead_of(tmp_path, whole, UP.replace(f"= {HORIZON}", f"= {horizon}"))
+
+
 def test_without_a_tape_there_is_no_future_to_learn(tmp_path: Path) -> None:
     result = run(question_of(tmp_path, UP))
     assert result.exit_code == 1
