@@ -5,10 +5,12 @@ Both run in an environment of their own. The suite sends up to 255 options, so p
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.config.schema import (
     UNTRAINED,
@@ -31,6 +33,8 @@ JEVCOMPAT_HOME = CACHE / "jevcompat-0.1.1" / "environment"
 KEYED = {"auth.ignored-when-off"}
 KEYLESS = {"auth.bearer", "auth.missing", "auth.invalid"}
 """What the suite can test only without a key, and only with one: no other requirement may be skipped."""
+REQUIRED = {"MUST": 33, "SHOULD": 15}
+"""All requirements of the suite, by level."""
 PROGRAM = """
 import asyncio, sys
 from typesafe_sdk import AsyncTypeSafeClient, Choice, Noul, Score, TypeSafeAPIError, TypeSafeClient
@@ -90,38 +94,46 @@ async def run(program: Path, *arguments: str) -> str:
     return told.decode()
 
 
-async def check_conformance(daemon: RunningDaemon, folder: Path, *arguments: str, skipped: set[str]) -> None:
-    """Every requirement of the suite is met, but for those that it skips."""
+async def met(daemon: RunningDaemon, folder: Path, *arguments: str, keyed: bool = False) -> dict[str, str]:
+    """Every requirement of the suite is met, but for those that it skips; the level of each, by its id."""
     programs = await asyncio.to_thread(environment, JEVCOMPAT_HOME, JEVCOMPAT, SDK)
     report = folder / "report.json"
     url = f"http://127.0.0.1:{daemon.port}"
     told = await run(programs / "jevcompat", "test", url, "--json", str(report), *arguments)
     found = json.loads(report.read_bytes())
     assert found["summary"]["verdict"] == "conformant", told
-    assert {each["id"] for each in found["results"] if each["status"] != "pass"} == skipped, told
+    passed = {each["id"]: each["level"] for each in found["results"] if each["status"] == "pass"}
+    assert {each["id"] for each in found["results"]} - set(passed) == (KEYED if keyed else KEYLESS), told
+    counts = {level: found["summary"][level]["passed"] for level in REQUIRED}
+    assert counts == {"MUST": 32, "SHOULD": 15 if keyed else 13}, told
+    return passed
 
 
-async def test_the_tape_model_conforms_with_keys(tmp_path: Path) -> None:
-    key, file = new_key(), tmp_path / "tenants.toml"
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("", id="the tape model"),
+        pytest.param("smollm2", marks=[pytest.mark.weights, pytest.mark.timeout(1200)]),
+    ],
+)
+async def test_each_model_conforms_with_keys_and_without(model: str, tmp_path: Path) -> None:
+    """Over both, all requirements of the suite are tested, and met."""
+    key, file, passed = new_key(), tmp_path / "tenants.toml", dict[str, str]()
     file.write_text(f'[[tenants]]\nname = "desk"\napi_keys = ["{hash_of(key)}"]\n')
-    config = long_prompts(model=ModelConfig(), sessions=(), tenants=TenantsConfig(str(file)))
+    chosen = ModelConfig(path=str(smollm2_directory()), dtype="float32") if model else ModelConfig()
+    config = long_prompts(model=chosen, sessions=())
     async with running(config) as daemon:
-        await check_conformance(daemon, tmp_path, "--key", key, skipped=KEYED)
+        passed |= await met(daemon, tmp_path)
+    async with running(replace(config, tenants=TenantsConfig(str(file)))) as daemon:
+        passed |= await met(daemon, tmp_path, "--key", key, keyed=True)
+    assert Counter(passed.values()) == REQUIRED
 
 
 async def test_a_model_that_chats_conforms_also_about_a_session(tmp_path: Path) -> None:
     async with running(long_prompts(model=ModelConfig(path=UNTRAINED))) as daemon:
         await daemon.advance()
-        await check_conformance(daemon, tmp_path, skipped=KEYLESS)
-        await check_conformance(daemon, tmp_path, "--model", "session:aaa", skipped=KEYLESS)
-
-
-@pytest.mark.weights
-@pytest.mark.timeout(600)
-async def test_smollm2_conforms(tmp_path: Path) -> None:
-    model = ModelConfig(path=str(smollm2_directory()), dtype="float32")
-    async with running(long_prompts(model=model, sessions=())) as daemon:
-        await check_conformance(daemon, tmp_path, skipped=KEYLESS)
+        await met(daemon, tmp_path)
+        await met(daemon, tmp_path, "--model", "session:aaa")
 
 
 async def test_typesafe_sdk_asks_about_text_and_a_session(tmp_path: Path) -> None:
