@@ -16,8 +16,6 @@ from typing import NamedTuple
 FROM_BAR = ("opens", "interval", "open", "high", "low", "close", "volume", "records")
 """What an answer's row has of its bar, in columns named `bar_open` and so on, as exact text."""
 COLUMNS = ("session", "symbol", *FROM_BAR, "newest", "flags")
-LONGEST_NS = 32 * 86_400 * 10**9
-"""A bar that opened longer before an answer is not its bar."""
 
 
 class BarRow(NamedTuple):
@@ -50,12 +48,22 @@ class BarSeries:
         return self._opened
 
     def opening(self, as_of: int, answer_id: str) -> int | None:
-        """That of the bar of an answer: the one its id names, or the last before its newest record (ns)."""
-        named = answer_id.rpartition(":")[2]
-        if named.isdecimal() and int(named) in self.rows:
-            return int(named)
+        """That of the bar of an answer; None where it is not there.
+
+        An id names it, of the session's first symbol where it has several. Where none is named, it is that of
+        the bar which holds ``as_of`` (ns), if that is the time of its newest record, as far as this is known:
+        else the bar closed only after the answer.
+        """
+        named = answer_id.rpartition(":")[2].partition(",")[0]
+        if named.removeprefix("-").isdecimal():  # -1 of a symbol without a bar
+            return int(named) if int(named) in self.rows else None
         at = bisect_right(self.opened, as_of) - 1
-        return self.opened[at] if at >= 0 and as_of - self.opened[at] <= LONGEST_NS else None
+        if at < 0:
+            return None
+        opening = self.opened[at]
+        row = self.rows[opening]
+        holds = as_of - opening < max(1, int(row.interval))
+        return opening if holds and (not row.newest or ns_of(row.newest) == as_of) else None
 
 
 class BarTable:

@@ -10,7 +10,7 @@ from daemon.audit.stepped_engine import SteppedEngine
 from daemon.config.schema import UNTRAINED, Config, ModelConfig
 from daemon.engine.build import build
 from ingest.bar_kernel import Bars
-from ingest.plane import BarConsumer, Made, Phase
+from ingest.plane import BarConsumer, Made
 
 
 class _Seen(BarConsumer):
@@ -19,10 +19,6 @@ class _Seen(BarConsumer):
 
     def submit(self, made: Made) -> None:
         """Their lines are for a model."""
-
-    def phase(self, session: str) -> Phase:
-        """No bar is held back to come with later ones."""
-        return Phase.REBUILDING
 
     def watch(self, session: str, bars: Bars) -> None:
         """See `BarConsumer`."""

@@ -103,10 +103,10 @@ def test_filters_and_order(rows: list[dict[str, Any]], directory: Path) -> None:
         HISTORY.history(directory, since=datetime(2024, 8, 9), frame="arrow")
 
 
-def test_each_answer_is_beside_the_bar_that_opened_last(
+def test_each_answer_is_beside_the_bar_that_holds_it(
     rows: list[dict[str, Any]], directory: Path, tmp_path: Path
 ) -> None:
-    """As it was when it closed: a correction came later."""
+    """As it was when it closed: a correction came later. Every other bar is not in the file."""
     opens = [NOON + 60 * n for n in range(1, 50, 2)]
     head = "session,symbol,opens,interval,open,high,low,close,volume,records,flags"
     lines = [
@@ -121,11 +121,29 @@ def test_each_answer_is_beside_the_bar_that_opened_last(
     assert len(found) == len(rows)
     for each in found:
         at = each["as_of"].timestamp()
-        before = [opened for opened in opens if opened <= at]
+        holds = [opened for opened in opens if opened <= at < opened + 60]
         number = list(SYMBOLS).index(each["session"])
-        assert each["bar_close"] == (f"{before[-1]}.{number}" if before else None)
-        assert each["bar_low"] == ("0.5" if before else None)
-    assert any(each["bar_close"] is None for each in found)
+        assert each["bar_close"] == (f"{holds[0]}.{number}" if holds else None)
+        assert each["bar_low"] == ("0.5" if holds else None)
+    assert {each["bar_close"] is None for each in found} == {True, False}
+
+
+def test_an_id_names_the_bar_or_there_is_none(tmp_path: Path) -> None:
+    """One whose opening is not in the file has no other bar in its place."""
+    named = [row(n, "aaa", "trend", NOON + 60 * n) for n in range(4)]
+    for n, each in enumerate(named):
+        each["answer_id"] = f"aaa:h:{(NOON + 60 * (n - 1)) * SECOND}"
+    with parquet_writer(tmp_path / "named.parquet") as write:
+        for each in named:
+            write(each)
+    head = "session,symbol,opens,interval,open,high,low,close,volume,records,flags"
+    lines = [
+        f"aaa,V:AAA,{moment(NOON + 60 * n):%Y-%m-%dT%H:%M:%S}.000000000Z,60000000000,1,2,0.5,{n},9,4,"
+        for n in (0, 1, 3)
+    ]
+    (tmp_path / "bars.csv").write_text("\n".join([head, *lines]) + "\n")
+    found = HISTORY.history(tmp_path / "named.parquet", bars=tmp_path / "bars.csv", frame="arrow")
+    assert found["bar_close"].to_pylist() == [None, "0", "1", None]
 
 
 @pytest.mark.parametrize("texts", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])

@@ -29,9 +29,9 @@ def history(
     """The answers of ``path`` (a file, a directory, or several files), by the time of their data.
 
     ``since`` and ``until``, which is excluded, have a time zone. ``bars``: the CSV file of
-    ``foretick replay --bars``; each answer gets the bar that its id names, or the one of its symbol that
-    opened last before its newest record, as it was when it closed, in columns ``bar_open`` and so on, as
-    text, which is exact. ``right``:
+    ``foretick replay --bars``; each answer gets the bar that its id names, or, where that names none, the one
+    of its symbol that its newest record lies in, as it was when it closed, in columns ``bar_open`` and so on,
+    as text, which is exact; null where the file lacks it. ``right``:
     an Arrow table, or what makes one (such as a frame), with ``session``, ``question``, ``data_version`` and
     ``right``; answers get ``right`` and ``is_right``, null where it is not known.
 

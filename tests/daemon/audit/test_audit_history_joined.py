@@ -42,6 +42,11 @@ RULES = {q.name: f'name = "{q.name}"\ntext = "{q.text}"\n{rule}' for q, rule in 
 DRAW = random.Random(5)
 CLOSES = [10_000 + DRAW.randint(-150, 150) for _ in range(BARS)]
 """In cents: so near to each other that a price unit is a cent, and no price is rounded."""
+RECORDED = """kind = "replay"
+[source.replay]
+file = "{0}/trades.csv"
+format = "{0}/form.toml"
+"""
 GAPS = {20, 21, 40}
 """Seconds without a trade: no bar."""
 SECONDS = [n for n in range(BARS + len(GAPS)) if n not in GAPS]
@@ -52,6 +57,7 @@ class Place(NamedTuple):
 
     bootstrap: str
     config: str
+    recorded: str
     bars: str
     rule: str
 
@@ -120,7 +126,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         said = [answer(bar, q, texts(q)[bar]) for bar in range(BARS) for q in ASKED]
         run_fill(broker.bootstrap, "answers.v1", said)
         (folder / "a.toml").write_text(config_of(broker.bootstrap, folder))
-        config, bars = str(folder / "a.toml"), str(folder / "bars.csv")
+        (folder / "recorded.toml").write_text(
+            config_of(broker.bootstrap, folder, source=RECORDED.format(folder))
+        )
+        config, recorded, bars = (str(folder / name) for name in ("a.toml", "recorded.toml", "bars.csv"))
         (folder / "form.toml").write_text(FORM)
         rows = [f"{at},AAA,{text},2.5" for at, text in trades]
         (folder / "trades.csv").write_text("\n".join(["time,symbol,price,size", *rows]) + "\n")
@@ -130,11 +139,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         )  # fmt: skip
         assert played.exit_code == 0, played.output
         assert f"{BARS} bars read" in played.output
-        yield Place(broker.bootstrap, config, bars, str(folder / "named.toml"))
+        yield Place(broker.bootstrap, config, recorded, bars, str(folder / "named.toml"))
 
 
-def config_of(bootstrap: str, folder: Path, more: str = "") -> str:
+def config_of(bootstrap: str, folder: Path, more: str = "", source: str = "") -> str:
     kafka = f'kafka = {{ bootstrap = "{bootstrap}"'
+    topic = f'kind = "kafka"\n{kafka}, topics = ["in"] }}'
     return f"""
 standing = "none"
 [model]
@@ -150,8 +160,7 @@ choices = ["YES", "NO"]
 rule = "{folder / "next.toml"}"
 {more}
 [source]
-kind = "kafka"
-{kafka}, topics = ["in"] }}
+{source or topic}
 [sink]
 {kafka}, topic = "answers.v1" }}
 """
@@ -171,10 +180,11 @@ def refused(*arguments: str) -> str:
 
 
 def test_each_answer_is_beside_its_bar_and_what_was_right(place: Place) -> None:
-    """Bars of the file and those made again from the topic are the same."""
+    """Bars of the file and those made again, from the topic and from recorded trades, are the same."""
     by_file = history("--config", place.config, "--bars", place.bars, "--rule", place.rule)
-    made_again = history("--config", place.config, "--bars", "sources", "--rule", place.rule)
-    assert [row for row, other in zip(made_again, by_file, strict=True) if row != other] == []
+    for config in (place.config, place.recorded):
+        made_again = history("--config", config, "--bars", "sources", "--rule", place.rule)
+        assert [row for row, other in zip(made_again, by_file, strict=True) if row != other] == []
     assert len(by_file) == BARS * len(ASKED)
     by_name, known = {each.name: each for each in ASKED}, 0
     for row in by_file:
@@ -284,16 +294,57 @@ def rights_of_a_pack(place: Place, folder: Path, taught_by: dict[str, Any]) -> l
     return [row["right"] for row in rows]
 
 
+def table_of(*openings: int, newest_ns: int | None = None) -> BarTable:
+    """One-second bars of V:A; ``newest_ns``: of their newest records behind the openings."""
+    table, one = BarTable(), dict.fromkeys(("open", "high", "low", "close", "volume", "records"), "0")
+    for second in openings:
+        newest = "" if newest_ns is None else f"1970-01-01T00:00:0{second}.{newest_ns:09d}Z"
+        line = {"session": "s", "symbol": "V:A", "opens": f"1970-01-01T00:00:0{second}Z", "newest": newest}
+        table.add({**line, "interval": str(SECOND), **one})
+    return table
+
+
+def beside(table: BarTable, as_of: int, answer_id: str | None) -> str | None:
+    row = table.row("s", "V:A", as_of, answer_id)
+    return None if row is None else row.opens[-2:]
+
+
 def test_a_table_finds_the_bar_that_an_id_names() -> None:
     """Of bars without a record too, whose newest record is that of the bar before them."""
-    table = BarTable()
-    empty = dict.fromkeys(("interval", "open", "high", "low", "close", "volume", "records"), "0")
-    for second in (1, 2, 3):
-        table.add({"session": "s", "symbol": "V:A", "opens": f"1970-01-01T00:00:0{second}Z", **empty})
-    known = [table.row("s", "V:A", SECOND + 5, id) for id in (f"s:h:{3 * SECOND}", "s:h:k/0/7", None)]
-    assert [each and each.opens[-2:] for each in known] == ["3Z", "1Z", "1Z"]
-    assert table.row("s", "V:A", SECOND - 1, None) is None
+    table = table_of(1, 2, 3)
+    for named, opens in (
+        (f"{3 * SECOND}", "3Z"),
+        (f"{2 * SECOND},{3 * SECOND}", "2Z"),  # the answer's symbol is the session's first
+        (f"{4 * SECOND}", None),
+        (f"{4 * SECOND},{3 * SECOND}", None),
+        (f"-1,{3 * SECOND}", None),
+    ):
+        assert beside(table, SECOND + 5, f"s:h:{named}") == opens, named
     assert table.row("s", "V:B", SECOND, None) is None
+
+
+@pytest.mark.parametrize("named", ["s:h:k/0/7", "", None])
+def test_without_an_opening_it_is_the_bar_that_holds_the_answer(named: str | None) -> None:
+    table = table_of(1, 3)
+    times = (SECOND - 1, SECOND, 2 * SECOND - 1, 2 * SECOND, 3 * SECOND + 5, 4 * SECOND, 9 * SECOND)
+    assert [beside(table, as_of, named) for as_of in times] == [None, "1Z", "1Z", None, "3Z", None, None]
+    known = table_of(1, newest_ns=7)
+    # behind its newest record an event came while it was open
+    assert [beside(known, SECOND + ns, named) for ns in (6, 7, 8)] == [None, "1Z", None]
+
+
+def test_an_answer_whose_bar_the_table_lacks_has_nothing_beside_it(place: Place, tmp_path: Path) -> None:
+    """Nor is it right or wrong: the bars of the file end before it."""
+    ends, whole = 45, rights(place, place.bars)
+    rows = history("--config", place.config, "--bars", changed(place, tmp_path, lambda lines: lines[:ends]))
+    behind = [row for row in rows if int(row["data_version"]) > ends]
+    assert len(behind) == (BARS - ends) * len(ASKED)
+    empty = ("bar_opens", "bar_close", "bar_interval", "right", "is_right")
+    assert {row[name] for row in behind for name in empty} == {""}
+    for row in rows:
+        bar = int(row["data_version"]) - 1
+        if row["question"] == EXACT_VALUE.name and bar < ends:
+            assert row["right"] == whole[EXACT_VALUE.name, bar]
 
 
 @pytest.mark.parametrize(
