@@ -37,16 +37,14 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     loaded, _ = model_of(run)
     lengths = run.sized((16, 32, 64, 128, 256, 512, 1024, 2048, 4096), (16, 64))
     lengths = tuple(n for n in lengths if n < loaded.max_positions)
-    with TemporaryDirectory() as directory:
-        memory = Memory(lambda: Path(directory))
-        costs, took_ns, samples = in_own_thread(lambda: _measured(loaded, lengths, memory, run.sized(5, 2)))
+    costs, took_ns, samples = in_own_thread(lambda: _measured(loaded, lengths, run.sized(5, 2)))
     yield Figure(
         "measuring at the start", took_ns / 1e6, "ms", "At the start", goal=Goal(BUDGET_NS / 1e6, of="ours")
     )
     yield from _figures(costs, samples, lengths, "")
     middle = lengths[len(lengths) * 2 // 3]
     bus = _SlowBus(0.008, median(by_size(samples.prefills)[middle]) / middle * _BLOCK / 4)
-    costs, _, samples = in_own_thread(lambda: _measured(loaded, lengths, Memory(), run.sized(5, 2), bus))
+    costs, _, samples = in_own_thread(lambda: _measured(loaded, lengths, run.sized(5, 2), bus))
     yield from _figures(costs, samples, lengths, ", slow bus")
 
 
@@ -86,14 +84,16 @@ class _SlowBus:
 
 
 def _measured(
-    loaded: LoadedModel, lengths: Sequence[int], memory: Memory, repeats: int, copies: Copies | None = None
+    loaded: LoadedModel, lengths: Sequence[int], repeats: int, copies: Copies | None = None
 ) -> tuple[CostModel, int, Samples]:
-    """The costs as a daemon measures them, the ns which that took, and the times of each length."""
+    """The costs as a daemon's first start measures them, the ns which that took, and each length's times."""
     ladder = Ladder(_PASS, (1,), tuple(lengths), repeats=repeats)
     blocks = ladder.blocks(_BLOCK) + LARGEST_TRANSFER
     engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
     samples = measure_lengths(engine, ladder, copies)
-    costs, took_ns = timed(
-        lambda: measured_costs(engine, _PASS, LARGEST_TRANSFER, memory=memory, copies=copies)
-    )
+    with TemporaryDirectory() as directory:
+        memory = Memory(lambda: Path(directory))
+        costs, took_ns = timed(
+            lambda: measured_costs(engine, _PASS, LARGEST_TRANSFER, memory=memory, copies=copies)
+        )
     return costs, took_ns, samples
