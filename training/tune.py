@@ -53,6 +53,8 @@ class TunePlan:
     learning_rate: float = 1e-3
     talk: float = 1.0
     """Weight of the divergence from the model as it was, on its own texts."""
+    talk_every: int = 4
+    """Steps from one such text to the next, which stands for those between: it costs a third of a step."""
     warm: int = 50
     """First steps, over which the rate rises; at most a tenth of all."""
 
@@ -123,7 +125,7 @@ class Run:
         self, model: TunedModel, prompts: TapePrompts, plan: TunePlan, texts: list[list[int]], base: str
     ) -> None:
         self.model, self.prompts, self.plan, self.texts, self.base = model, prompts, plan, texts, base
-        self.balance, self.step = Balance(len(prompts.asked.names)), 0
+        self.balance, self.step, self.apart = Balance(len(prompts.asked.names)), 0, 0.0
         self._batch: tuple[int, Drawn] | None = None
         self._schedule = Plan(plan.steps, plan.cooldown, 0, warm=max(1, min(plan.warm, plan.steps // 10)))
         self.optimiser = torch.optim.AdamW(
@@ -158,10 +160,13 @@ class Run:
             tokens += len(prompts.pack.ids)
             for query, each in zip(prompts.queries, found.tolist(), strict=True):
                 entropy.setdefault(names[query.question], []).append(each)
-        text = self.texts[self.step % len(self.texts)]
-        apart = divergence(self.model, text)
-        (self.plan.talk * apart).backward()  # type: ignore[no-untyped-call]
-        tokens += 2 * len(text)
+        every = self.plan.talk_every
+        if self.step % every == 0:
+            text = self.texts[self.step // every % len(self.texts)]
+            apart = divergence(self.model, text)
+            (self.plan.talk * every * apart).backward()  # type: ignore[no-untyped-call]
+            self.apart = float(apart.detach())
+            tokens += 2 * len(text)
         torch.nn.utils.clip_grad_norm_(self.model.learnt().values(), 1.0)
         for group in self.optimiser.param_groups:
             group["lr"] = self.plan.learning_rate * rate(self.step, self._schedule)
@@ -169,7 +174,7 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         means = {name: float(np.mean(each)) for name, each in entropy.items()}
-        return {"tokens": tokens, "entropy": means, "divergence": float(apart.detach())}
+        return {"tokens": tokens, "entropy": means, "divergence": self.apart}
 
     def train(self) -> Iterator[dict[str, Any]]:
         """Take all steps that are left; yields the log of each."""
@@ -185,6 +190,7 @@ class Run:
         state = {
             "learnt": learnt, "optimiser": self.optimiser.state_dict(), "step": self.step, "base": self.base,
             "frequency": self.balance.frequency.tolist(), "plan": asdict(self.plan), "texts": self.texts,
+            "apart": self.apart,
         }  # fmt: skip
         building = path.with_suffix(".part")
         torch.save(state, building)
@@ -202,7 +208,7 @@ class Run:
             each.copy_(state["learnt"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.balance.frequency = np.array(state["frequency"])
-        self.step = state["step"]
+        self.step, self.apart = state["step"], state["apart"]
 
 
 @dataclass(frozen=True)

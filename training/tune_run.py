@@ -73,8 +73,8 @@ def load(directory: Path, plan: TunePlan, texts: list[list[int]] | None = None) 
     end = min(turn_ends(tokenizer) or prompt.stop_ids)
     prompts = TapePrompts(prompt, plan.lines, Asked(RULES[:_FIVE]), end)
     if texts is None:
-        begin = _begin_of_chat(prompt)
-        texts = own_texts(model, begin, plan.seed, _OWN_TEXTS, len(begin) + _OWN_TOKENS)
+        begin, needed = _begin_of_chat(prompt), -(-plan.steps // plan.talk_every)
+        texts = own_texts(model, begin, plan.seed, min(_OWN_TEXTS, needed), len(begin) + _OWN_TOKENS)
     tuned = TunedModel(model, rank=plan.rank, scale=_SCALE, seed=plan.seed, upper=plan.upper)
     found = revision_of(directory)
     return Loaded(directory, found, tuned, prompts, prompt.choice(NONE), texts, _held_out(prompt))
@@ -114,14 +114,14 @@ def expected(loaded: Loaded, run: Run) -> str:
     plan, model = run.plan, loaded.model
     sizes = [each.numel() for each in model.model.parameters() if not each.requires_grad]
     learnt = sum(each.numel() for each in model.learnt().values())
-    tokens = run.tapes * len(run.first.pack.ids) + 2 * len(run.texts[0])
+    tokens = run.tapes * len(run.first.pack.ids) + 2 * len(run.texts[0]) // plan.talk_every
     dtype = str(model.dtype).removeprefix("torch.")
     return (
         f"{loaded.directory.name}: {sum(sizes) / 1e6:.1f}M weights in {dtype}; "
         f"{len(model.loras)} matrices get a LoRA of rank {plan.rank}, {learnt / 1e6:.2f}M weights to learn.\n"
         f"{plan.steps:,} steps of about {tokens:,} tokens, {plan.steps * tokens / 1e6:.1f}M in all: each has "
         f"{run.tapes} tapes of {plan.window} bars in {plan.lines} lines with "
-        f"some {len(run.first.queries)} questions, and a text."
+        f"some {len(run.first.queries)} questions, and every {plan.talk_every} steps a text."
     )
 
 

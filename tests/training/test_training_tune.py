@@ -30,7 +30,7 @@ from training.tune import TunedReader, TunePlan, divergence, own_texts
 from training.tune_run import Loaded, begin
 
 CHATML = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
-PLAN = TunePlan(4, 1, tokens=1500, window=32, cuts=3, rank=4)
+PLAN = TunePlan(4, 1, tokens=1500, window=32, cuts=3, rank=4, talk_every=2)
 SETTING = Setting("terse", 1, 32)
 
 
@@ -154,7 +154,7 @@ def test_its_own_texts_keep_it_talking(base: Path, monkeypatch: pytest.MonkeyPat
     """Held to its own texts, it stays near itself on texts it was not trained on, and still learns."""
     monkeypatch.setattr(tune_run, "_OWN_TEXTS", 16)
     monkeypatch.setattr(tune_run, "_OWN_TOKENS", 48)
-    plan = replace(PLAN, steps=16, cooldown=4, warm=3, cuts=2, learning_rate=1e-2)
+    plan = replace(PLAN, steps=16, cooldown=4, warm=3, cuts=2, learning_rate=1e-2, talk_every=1)
     held_out = own_texts(AutoModelForCausalLM.from_pretrained(base), [1, 4], 99, 8, 50)
     found = {}
     for talk in (0.0, 4.0):
@@ -211,6 +211,23 @@ def test_labels_are_those_of_the_rules(base: Path) -> None:
     packed = prompts.pack
     kept = [n for n, each in enumerate(prompts.queries) if each.question < 5]
     assert [decode(packed.targets[packed.branch == n]) for n in kept] == answers
+
+
+def test_a_text_stands_for_the_steps_between(base: Path) -> None:
+    """Every second step has one, in their order; those between log its divergence and pay nothing for it."""
+    loaded, run = begun(base)
+    moved(loaded)
+    assert len(run.texts) == 2, "no more than the run needs"
+    packed = [sum(len(run.prompts.of(*run.drawn(step * run.tapes + n), range(6)).pack.ids)
+                  for n in range(run.tapes)) for step in range(4)]  # fmt: skip
+    expected, logs = [], []
+    for step in range(4):
+        if step % 2 == 0:
+            expected += [apart(loaded, [run.texts[step // 2]])] * 2
+        logs.append(run.advance())
+    assert [each["divergence"] for each in logs] == pytest.approx(expected)
+    spent = [each["tokens"] - own for each, own in zip(logs, packed, strict=True)]
+    assert spent == [2 * len(run.texts[0]), 0, 2 * len(run.texts[1]), 0]
 
 
 def state_of(run: tune_run.Run) -> dict[str, torch.Tensor]:
