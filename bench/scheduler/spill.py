@@ -217,6 +217,7 @@ class _Desk:
         self._residency.finish(60)
         self._residency.detach(self._large)
         self._large.release()
+        self._asked.release()
 
 
 def _large(pool: KVPool, tokens: int) -> Tape:

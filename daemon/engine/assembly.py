@@ -6,6 +6,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from weakref import WeakSet
 
 from msgspec import structs
 
@@ -159,10 +160,11 @@ def _copy_aside(models: Sequence[tuple[Built, Scheduler]], threads: Threads, emi
     A pass on a GPU leaves the cores to them.
     """
     engines = [built.engine for built, _ in models]
+    pools = WeakSet(each.pool for each in engines)  # the threads outlast an engine of this process
     copies = CopyThreads(
         threads.make,
         [each.between_passes for each in engines if each.model.device.type == "cpu"],
-        urgent=lambda: any(each.pool.leaving for each in engines),
+        urgent=lambda: any(each.leaving for each in pools),
     )
     for built, scheduler in models:
         if built.tiers.residency is not None:
