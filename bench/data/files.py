@@ -98,7 +98,7 @@ async def _whole(file: _File, total: int) -> float:
         finished = asyncio.create_task(asyncio.to_thread(pipe.recv))
         async with asyncio.timeout(_DEADLINE_S):
             await taking
-            ended, *_ = await finished
+            ended, _, _ = await finished
         await source.stop()
     if source.malformed_lines:
         raise MeasurementFailed(f"{file.path.name}: {source.first_malformed}")

@@ -102,7 +102,7 @@ async def _bars(url: str, frames: int) -> float:
         await source.start()
         taking = asyncio.create_task(make_ingest(source, ring, symbols, payloads=payloads).run())
         async with asyncio.timeout(_TIMEOUT_S):
-            ended, bars, *_ = await asyncio.to_thread(pipe.recv)
+            ended, bars, _ = await asyncio.to_thread(pipe.recv)
         await source.stop()
         await taking
     if source.lost or not bars:

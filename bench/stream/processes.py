@@ -102,11 +102,10 @@ class Counted(BarConsumer):
 
 
 def bars(ring_name: str, sessions: list[str], total: int, pipe: Connection) -> None:
-    """Drain into bars; sends "ready", then (monotonic ns of the end, bars, tokens, CPU seconds)."""
+    """Drain into bars; sends "ready", then (monotonic ns of the end, bars, tokens)."""
     ingest.warm_up()
     ring = Ring.attach(ring_name)
     counted = Counted(ring, sessions)
     pipe.send("ready")
-    began = time.process_time()
-    pipe.send((counted.drain(total), counted.bars, counted.tokens, time.process_time() - began))
+    pipe.send((counted.drain(total), counted.bars, counted.tokens))
     ring.close()
