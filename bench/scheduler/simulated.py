@@ -23,7 +23,8 @@ from lab.simulation.run import Result, Setup, paper_limits, simulate
 from lab.simulation.workload import ANNS as ANNS_SHAPE
 from lab.simulation.workload import CRAWLER as CRAWLER_SHAPE
 from lab.simulation.workload import Load, Retrieval, anns, crawler, whole
-from scheduler.costs import load
+from scheduler.costs import CostModel, load
+from scheduler.curves import CostCurve
 from scheduler.policies import Ordering
 
 POOL_TOKENS = 1_600_000
@@ -82,6 +83,13 @@ class SimulatedCase:
     profile: str = "h200-unloaded"
     reply_s: float = 0.015
     assumption: str = ""
+    slower: float = 1.0
+    """Factor on all times of the profile."""
+    pool: float = 1.0
+    """Of the paper's pool."""
+    answer: int = 1
+    burst: float = 1.0
+    """See `Load`."""
 
     @property
     def published(self) -> str:
@@ -119,13 +127,30 @@ Change = Mapping[str, Any]
 """Fields of a case, or of its workload, that differ."""
 _OF_WORKLOAD = ("batch_tokens", "shape")
 _EARLY: Change = {"shape": replace(ANNS_SHAPE, late=False)}
+_SLOWER: Mapping[str, Change] = {
+    "a device 3 % slower": {"slower": 1.03},
+    "a device 6 % slower": {"slower": 1.06},
+}
+_BOTH: Mapping[str, Change] = {
+    "bursts of arrivals": {"burst": 4.0},
+    "our scheduler": {"rules": None},
+    "our scheduler, which decodes 64 tokens": {"rules": None, "answer": 64},
+}
 ALONE: Mapping[str, Mapping[str, Change]] = {
     "crawler": {
+        **_SLOWER,
         "profile h200-saturation": {"profile": "h200-saturation"},
         "8,192 tokens a pass": {"batch_tokens": 8192},
         "no time for the reply": {"reply_s": 0.0},
+        **_BOTH,
     },
-    "anns": {"no time for the reply": {"reply_s": 0.0}, "the last list comes early": _EARLY},
+    "anns": {
+        **_SLOWER,
+        "2,048 tokens a pass": {"batch_tokens": 2048},
+        "no time for the reply": {"reply_s": 0.0},
+        "the last list comes early": _EARLY,
+        **_BOTH,
+    },
 }
 """At the highest rate, by the paper's program: one assumption changed at a time."""
 _RULES: Mapping[str, Change] = {
@@ -137,11 +162,22 @@ _RULES: Mapping[str, Change] = {
 PRESSED: Mapping[str, Mapping[str, Change]] = {
     "crawler": {
         **_RULES,
+        **_SLOWER,
         "profile h200-saturation": {"profile": "h200-saturation"},
         "8,192 tokens a pass": {"batch_tokens": 8192},
         "tokens independent of pages": {"shape": replace(CRAWLER_SHAPE, grows=False)},
+        "half the pool": {"pool": 0.5},
+        **_BOTH,
     },
-    "anns": {**_RULES, "the last list comes early": _EARLY},
+    "anns": {
+        **_RULES,
+        "profile h200-saturation": {"profile": "h200-saturation"},
+        "2,048 tokens a pass": {"batch_tokens": 2048},
+        "2,048 tokens a pass, a device 6 % slower": {"batch_tokens": 2048, "slower": 1.06},
+        "the last list comes early": _EARLY,
+        "half the pool": {"pool": 0.5},
+        **_BOTH,
+    },
 }
 """The same under memory pressure, choosing the eviction by cost."""
 
@@ -363,22 +399,34 @@ def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
         failed=sum(int((~result.answered).sum()) for result in results),
         ttft_s=[quantiles(result.ttft_ns / 1e9 + case.reply_s, *_AT.values()) for result in results],
         busy=fmean(result.busy_ns / result.ended_ns for result in results),
-        pool_tokens=pool_tokens,
+        pool_tokens=int(case.pool * pool_tokens),
         swaps=swaps,
         recomputes=recomputes,
     )
 
 
 def _simulated(pool_tokens: int, case: SimulatedCase, seed: int) -> Result:
-    workload = case.workload
-    load_of = Load(case.qps, workload.requests, case.delay, seed)
+    workload, pool_tokens = case.workload, int(case.pool * pool_tokens)
+    load_of = Load(case.qps, workload.requests, case.delay, seed, case.answer, case.burst)
     inputs = _GENERATORS[workload.name](load_of, workload.shape)
     if case.scheduler == "vLLM-NS":
         inputs = whole(inputs)
     tokens = workload.batch_tokens
     limits = paper_limits(eviction=case.eviction, max_batch_tokens=tokens, chunk_min=tokens, chunk_max=tokens)
-    ordering, costs = Ordering(SCHEDULERS[case.scheduler]), load(case.profile)
+    ordering, costs = Ordering(SCHEDULERS[case.scheduler]), _slowed(load(case.profile), case.slower)
     setup = Setup(pool_tokens, host_tokens=pool_tokens, ordering=ordering, limits=limits)
     if case.rules is not None:
         return simulate_published(inputs, setup, costs, case.rules)
     return simulate(inputs, setup, costs)
+
+
+def _slowed(costs: CostModel, factor: float) -> CostModel:
+    """A device that takes ``factor`` times as long for each pass and each copy."""
+
+    def slowed(curve: CostCurve) -> CostCurve:
+        return CostCurve(curve.x, tuple(factor * y for y in curve.y))
+
+    curves = {name: slowed(getattr(costs, name)) for name in ("recompute", "swap_out", "swap_in")}
+    return msgspec.structs.replace(
+        costs, pass_s=factor * costs.pass_s, floor_s=factor * costs.floor_s, **curves
+    )

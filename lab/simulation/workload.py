@@ -87,10 +87,20 @@ class Load:
     seed: int = 0
     max_tokens: int = 1
     """Tokens of an answer; the papers' systems only prefill, so one token ends a request."""
+    burst: float = 1.0
+    """Squared coefficient of variation of the times between arrivals: 1 of a Poisson process."""
 
     def __post_init__(self) -> None:
         if not self.qps > 0 or self.requests < 1 or not self.delay >= 0 or self.max_tokens < 1:
             raise ValueError("qps must be above 0, requests and max_tokens at least 1, delay at least 0")
+        if not self.burst > 0:
+            raise ValueError(f"burst must be above 0, not {self.burst}")
+
+    def gap_s(self, rng: Random) -> float:
+        """Draw the time to the next arrival."""
+        if self.burst == 1:
+            return rng.expovariate(self.qps)
+        return rng.gammavariate(1 / self.burst, self.burst / self.qps)
 
 
 class Library:
@@ -202,7 +212,7 @@ def _arriving(load: Load, rng: Random, query: Callable[[int, int], list[Input]])
     def queries() -> Iterator[list[Input]]:
         now = 0.0
         for number in range(load.requests):
-            now += rng.expovariate(load.qps)
+            now += load.gap_s(rng)
             yield query(number, round(now * 1e9))
 
     return merged(queries())

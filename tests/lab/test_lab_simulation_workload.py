@@ -228,6 +228,14 @@ def test_merging_sorts_by_time(requests: list[tuple[int, list[int]]]) -> None:
     assert Counter(merged(made)) == Counter(each for pieces in made for each in pieces)
 
 
+@pytest.mark.parametrize("burst", [1.0, 0.25, 4.0])
+def test_arrivals_have_the_rate_and_the_burst_asked_for(burst: float) -> None:
+    opened = [piece.time_ns / 1e9 for piece in oneshot(Load(2.0, 20_000, seed=3, burst=burst))]
+    gaps = np.diff(opened)
+    assert gaps.mean() == pytest.approx(0.5, rel=0.05)
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(burst, rel=0.1)
+
+
 @pytest.mark.parametrize("wrong", [{"qps": 0}, {"requests": 0}, {"delay": -1}, {"max_tokens": 0}])
 def test_invalid_loads_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="qps"):
