@@ -180,6 +180,10 @@ class MetricStore:
         """Whether the store was made with this value of an open label."""
         return value in self._first.labels.get(label, ())
 
+    def known(self, label: str, value: str) -> str:
+        """The value of an open label, or `other` where the store was made without it."""
+        return value if self.has(label, value) else OTHER
+
     def block_of(self, name: str) -> str:
         """The block of a session that came later; "" of any other."""
         part = self._later.get(name)

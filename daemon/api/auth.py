@@ -7,19 +7,20 @@ from typing import Literal
 
 from daemon.api.messages import QueryError, TenantBudget
 from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of
+from metrics.catalogue import OTHER
 from metrics.store import CounterHandle, MetricStore
 from support.token_bucket import TokenBucket
 
 Transport = Literal["http", "websocket", "zeromq"]
 Reason = Literal["missing", "malformed", "unknown"]
 MAX_KEY_BYTES = 256
-LOCAL_LABEL, OTHER_LABEL = "local", "other"
+LOCAL_LABEL = "local"
 _LEAST_S = 1e-9
 
 
 def tenant_labels(tenants: Tenants) -> list[str]:
     """Values of the metrics' label `tenant`: those of the start, and what stands for all others."""
-    return [LOCAL_LABEL, *tenants.names, *([OTHER_LABEL] if tenants.required else ())]
+    return [LOCAL_LABEL, *tenants.names, *([OTHER] if tenants.required else ())]
 
 
 class Access:
@@ -192,4 +193,4 @@ class Access:
         """One that came after the start has no series of its own."""
         if tenant is LOCAL:
             return LOCAL_LABEL
-        return tenant.name if self._store.has("tenant", tenant.name) else OTHER_LABEL
+        return self._store.known("tenant", tenant.name)

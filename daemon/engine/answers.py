@@ -42,7 +42,6 @@ from ingest.bar_kernel import (
 )
 from ingest.feed_rules import BITS
 from ingest.plane import TapeRecord
-from metrics.catalogue import OTHER
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
 from regions.tape import Tape
@@ -234,8 +233,7 @@ class StandingAnswers:
         """Whether a due question has engine time left; one that has none skips the version."""
         allowed = self._budgets.allows(item)
         if not allowed:
-            name = item.question.name
-            label = name if self._store.has("question", name) else OTHER
+            label = self._store.known("question", item.question.name)
             self._store.inc("foretick_over_budget_total", question=label)
         return allowed
 

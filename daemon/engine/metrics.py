@@ -4,11 +4,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL
+from daemon.api.auth import LOCAL_LABEL
 from daemon.engine.maintenance import Tiers
 from engine.divergence import Divergence
 from engine.engine import Engine
-from metrics.catalogue import ANSWERING, DRAFTS
+from metrics.catalogue import ANSWERING, DRAFTS, OTHER
 from metrics.store import GrowthHandle, MetricStore
 from regions.kv_tensors import KVPool
 from scheduler.interfaces import PriorityClass
@@ -92,7 +92,7 @@ class EngineObserver(Observer):
 
     def _waited(self, request: Request, ns: int) -> None:
         """A tenant that came after the start has no series of its own."""
-        known = (request.spec.tenant or LOCAL_LABEL, OTHER_LABEL)
+        known = (request.spec.tenant or LOCAL_LABEL, OTHER)
         label = next((each for each in known if self._store.has("tenant", each)), None)
         if label is not None and not request.prefill_only:
             self._store.observe("foretick_tenant_wait_seconds", ns, tenant=label)

@@ -9,7 +9,7 @@ import numpy as np
 
 from daemon import protocol
 from daemon.ages import VenueClock
-from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access
+from daemon.api.auth import LOCAL_LABEL, Access
 from daemon.config.schema import Config
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.answer_cache import Sessions
@@ -54,6 +54,7 @@ from feeds.source import (
 )
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
+from metrics.catalogue import OTHER
 from metrics.store import MetricStore
 from tests.kit.config import inproc_config
 from tests.kit.engine_events import STREAM
@@ -250,7 +251,7 @@ class Broker(KafkaTransactions):
 
 def admitting() -> Access:
     """Knows no tenant, and counts those of the test as others."""
-    return Access(None, MetricStore.local({"tenant": [LOCAL_LABEL, OTHER_LABEL]}))
+    return Access(None, MetricStore.local({"tenant": [LOCAL_LABEL, OTHER]}))
 
 
 def queries(

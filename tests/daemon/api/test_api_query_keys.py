@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import zmq
 
-from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access, tenant_labels
+from daemon.api.auth import LOCAL_LABEL, Access, tenant_labels
 from daemon.api.client import AsyncQueryClient, QueryClient
 from daemon.api.events import Events
 from daemon.api.messages import (
@@ -30,6 +30,7 @@ from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants
 from feeds.curve import Keys
 from feeds.market_data import FlashReady
+from metrics.catalogue import OTHER
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.fakes import awaited
@@ -194,7 +195,7 @@ async def test_a_stream_ends_when_its_daemon_comes_back_with_other_keys(daemons:
 
 
 async def test_keys_that_no_daemon_asks_for_are_refused() -> None:
-    store = MetricStore.local({"tenant": [LOCAL_LABEL, OTHER_LABEL]})
+    store = MetricStore.local({"tenant": [LOCAL_LABEL, OTHER]})
     plain = QueryServer(
         queries(lambda request, client: partial(asyncio.sleep, 0)).answer,
         "tcp://127.0.0.1:*",
