@@ -70,12 +70,11 @@ def figures(found: Compared, floors: Floors) -> Iterator[Figure]:
     setting: Setting = {"": found.name, "rows": found.rows, "context": context, FLOORS: floors.made_of}
     figure = partial(Figure, setting=setting)
     for way, other in zip(_WAYS, found.ns[1:], strict=False):
-        goal = {0.5: goals.get(way)}
-        yield from latency("one pass", one_pass, setting, "", way, other, at=(0.5,), goals=goal)
+        yield from latency("one pass", one_pass, setting, "", way, other, at=(0.5,))
     read = found.rows, found.shared, found.own, found.readers
     floor = floors.of_pass(*read)
-    took, limit = quantiles(one_pass, 0.5)[0] / 1e6, goals.get("floor")
-    yield figure("one pass P50", took, "ms", against="floor", reference=floor, goal=limit)
+    took, goal = quantiles(one_pass, 0.5)[0] / 1e6, goals.get("floor")
+    yield figure("one pass P50", took, "ms", against="floor", reference=floor, goal=goal)
     gain = "gain of one pass"
     yield figure(gain, median_ratio(in_turn, one_pass), goal=goals.get(gain))
     yield figure("gain of a pass at the floor", quantiles(in_turn, 0.5)[0] / 1e6 / floor)
