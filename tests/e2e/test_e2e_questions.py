@@ -102,7 +102,7 @@ async def test_a_question_over_its_share_of_the_engine_is_held_back_and_another_
             return {(each.data_version, each.question) for each in daemon.answers()}
 
         async def bars(n: int, *names: str) -> None:
-            """Close so many bars one by one, each answered for the questions of these names."""
+            """Close this number of bars one by one, each answered for the questions of these names."""
             for _ in range(n):
                 version = daemon.state().version + 1
                 daemon.feed(1 if daemon.tape.seconds else 2)

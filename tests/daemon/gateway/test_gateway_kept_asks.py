@@ -67,7 +67,7 @@ class Rig(GenerationsRig):
         found = msgspec.structs.replace(done.metadata, data_version=state.version, **metadata)
         return msgspec.structs.replace(done, metadata=found, times=state.times)
 
-    def at_once(self, request: Ask, client: Client = HERE) -> AskReply | None:
+    def kept(self, request: Ask, client: Client = HERE) -> AskReply | None:
         found = self.generations.ask(request, client)
         return None if callable(found) else found
 
@@ -84,7 +84,7 @@ async def test_the_same_ask_at_the_same_version_gets_the_reply_again_which_says_
     """It costs nothing, and has the ages and the flags of now."""
     charged = rig.access.charged
     rig.sessions.states["aaa"].stale_after_ns = 1
-    found = rig.at_once(msgspec.structs.replace(ASK(), id=8))
+    found = rig.kept(msgspec.structs.replace(ASK(), id=8))
     assert found is not None
     assert (found.id, found.text, found.choice, found.logit_gap, found.data_version) == (
         8, "YES", "YES", 0.25, 4
@@ -111,17 +111,17 @@ OTHERS: dict[str, Callable[[Rig], object]] = {
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 async def test_what_may_change_the_answer_has_it_computed(rig: Rig, change: Callable[[Rig], object]) -> None:
-    assert rig.at_once(ASK()) is not None
+    assert rig.kept(ASK()) is not None
     change(rig)
-    assert rig.at_once(ASK()) is None
+    assert rig.kept(ASK()) is None
 
 
 @pytest.mark.parametrize(
     "members", [{"question": "Is it?"}, {"choices": ("YES", "NO")}, {"choices": ()}, {"max_tokens": 9}]
 )
 async def test_another_ask_is_computed(rig: Rig, members: dict[str, object]) -> None:
-    assert rig.at_once(msgspec.structs.replace(ASK(), **members)) is None
-    assert rig.at_once(ASK(), Client(Tenant("desk"), "")) is None
+    assert rig.kept(msgspec.structs.replace(ASK(), **members)) is None
+    assert rig.kept(ASK(), Client(Tenant("desk"), "")) is None
 
 
 async def test_an_answer_that_came_after_a_change_is_not_kept_for_what_follows_it() -> None:
@@ -133,7 +133,7 @@ async def test_an_answer_that_came_after_a_change_is_not_kept_for_what_follows_i
     rig.sessions.states["aaa"].invalidate()
     rig.pending.on_event(rig.reply(sent))
     await asking
-    assert rig.at_once(ASK()) is None
+    assert rig.kept(ASK()) is None
 
 
 async def test_answers_while_bars_are_read_again_and_those_to_standing_questions_are_not_kept() -> None:

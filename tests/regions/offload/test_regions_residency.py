@@ -234,8 +234,8 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
 ) -> None:
     """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
     house = House(1, directory=tmp_path)
-    heard: list[str] = []
-    house.residency.serve(inline, lambda call: call(), on_rebuilt=heard.append)
+    rebuilt: list[str] = []
+    house.residency.serve(inline, lambda call: call(), on_rebuilt=rebuilt.append)
     house.spill()
     file = tmp_path / "t0.kv"
     older = file.read_bytes()
@@ -261,7 +261,7 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
     assert (tape.resident, tape.lost, tape.version) == (True, False, version)
     assert house.seen(0) == expected
     assert house.residency.restores == {"rebuilt": 1} | ({"disk": 1} if harm == "older" else {})
-    assert heard == ["t0"]
+    assert rebuilt == ["t0"]
     assert append(house.pool, tape, [8, 9])
     assert house.seen(0) == [*expected, 8, 9]
     house.release()
