@@ -66,7 +66,7 @@ async def test_it_shows_every_session_and_answer_and_can_be_read(
     shown: Shown, size: tuple[int, int], scheme: str
 ) -> None:
     page, wrong = await opened(shown, size, color_scheme=scheme)
-    assert await page.locator("h2:visible").all_inner_texts() == ["aaa", "bbb", "Ask"]
+    assert await page.locator("h2:visible").all_text_contents() == ["aaa", "bbb", "Ask"]
     await expect(page.locator("td.answer:not(.none)")).to_have_count(12)
     assert "gap" in await page.locator("tbody tr").first.inner_text()
     widest = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")

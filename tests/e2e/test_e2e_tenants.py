@@ -360,7 +360,7 @@ async def test_the_live_page_asks_for_a_key_and_keeps_it_in_its_tab(house: House
         await page.press("#key", "Enter")
         await expect(page.locator("#state")).to_have_text("live")
         await expect(page.locator("#entry")).to_be_hidden()
-        assert await page.locator("#sessions h2").all_inner_texts() == ["aaa"]
+        assert await page.locator("#sessions h2").all_text_contents() == ["aaa"]
         await page.fill("#ask-question", "up?")
         await page.press("#ask-question", "Enter")
         await expect(page.locator("#ask-answer .answer")).to_be_visible()

@@ -97,7 +97,7 @@ async def lines(cell: Any, text: str) -> int:
 
 
 def names(page: Page) -> Any:
-    return page.locator("#sessions h2:visible").all_inner_texts()
+    return page.locator("#sessions h2:visible").all_text_contents()
 
 
 async def test_a_chart_shows_prices_ribbons_labels_and_signals(chromium: Browser, daemon: Daemon) -> None:
