@@ -13,6 +13,7 @@ from bench.suites import SUITES
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SAVED = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_ANY = click.Path(exists=True, path_type=Path)
 _DTYPES = ("float32", "bfloat16")
 _MODELS = {"embedded": ("embedded",), "80m": ("80m",), "both": ("embedded", "80m")}
 _option = partial(click.Option, show_default=True)
@@ -53,7 +54,7 @@ _OWN = {
     "peers": (
         _option(["--vllm"], type=_SAVED, help="Python of the environment that has vLLM."),
         _option(["--llama"], type=_SAVED, help="Python of the one that has llama-cpp-python and gguf."),
-        _option(["--model"], type=_FOLDER, help="A released Llama's directory: of the part released, alone."),
+        _option(["--model"], type=_ANY, help="A released Llama, directory or GGUF file: of its part alone."),
         _option(["--dtype", "dtypes"], type=click.Choice(_DTYPES), multiple=True, default=_DTYPES),
         _option(["--seed"], default=1, help="Of the order at each step."),
     ),
@@ -79,7 +80,7 @@ def _run(
             raise click.UsageError("--docs saves to its own file: give either --json or --docs")
         json_file = docs / "measurements" / f"{suite}.json"
     if suite == "peers" and options.get("model") is not None:
-        parts = parts or ("released",)
+        parts = parts or ("file" if options["model"].is_file() else "released",)
     settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
     try:

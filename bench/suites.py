@@ -51,6 +51,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "burst": ("bench.peers.measure:burst", "Six questions at once beside other engines"),
         "multi": ("bench.peers.measure:multi", "Eight sessions beside other engines"),
         "released": ("bench.peers.measure:released", "Released weights beside other engines"),
+        "file": ("bench.peers.measure:file", "A GGUF file beside llama.cpp"),
     },
     "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }

@@ -22,13 +22,17 @@ class LlamaCpp(OneByOne):
     """
 
     def open(self, opening: Opening) -> str:
-        """Convert the weights into the working directory; the contexts share them by the page cache."""
+        """Convert the weights into the working directory, but for a file of its own format, whose KV is in
+        float16, its default. The contexts share them by the page cache.
+        """
         import llama_cpp
 
         from bench.peers.convert import write_gguf
 
-        weights = Path("model.gguf")
-        kind = write_gguf(Path(opening.model), opening.dtype, weights)
+        weights, kind = Path(opening.file), None
+        if not opening.file:
+            weights = Path("model.gguf")
+            kind = write_gguf(Path(opening.model), opening.dtype, weights)
         self._contexts: list[Any] = [
             llama_cpp.Llama(
                 str(weights),

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from bench.engine.contenders import EIGHTY_SHAPE, TIE
 from bench.figures import Figure, Goal, Setting, latency
 from bench.peers.conductor import Conductor, Peer, conducting
 from bench.peers.protocol import Answered, Reply, Took
-from bench.peers.scenarios import BURST, GROW, MULTI, RELEASED, Plan, Run, run_of
+from bench.peers.scenarios import BURST, FILE, GROW, MULTI, RELEASED, Plan, Run, run_of
 from bench.run import MeasurementFailed, SuiteRun
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
+from engine.model.gguf import gguf_directory
 
 KEPT, OURS = "kept cache", "ours"
 RESENT, WARMED, LLAMA = "vLLM, re-sent", "vLLM, warmed", "llama.cpp"
@@ -30,7 +31,8 @@ _GOALS: dict[tuple[str, str, str, str], float] = {
     ("burst", "float32", "question", KEPT): 0.25,
     ("multi", "float32", "question", KEPT): 0.25,
 } | {
-    ("released", dtype, what, peer): limit
+    (plan, dtype, what, peer): limit
+    for plan in ("released", "file")
     for dtype in ("float32", "bfloat16")
     for what, peer, limit in (
         ("question", WARMED, 0.5),
@@ -42,6 +44,8 @@ _GOALS: dict[tuple[str, str, str, str], float] = {
 }
 """By scenario, dtype, figure and contestant: ours over it, at most."""
 _BY_CONTEXT = ("question", "reading")
+_LONG = (RELEASED.name, FILE.name)
+"""Parts on a released model."""
 _TIES = {"float32": TIE, "bfloat16": 0.125}
 """By dtype: leads, in logits, that rounding may turn round. In bfloat16 a logit of 16 has steps of 0.125."""
 
@@ -78,9 +82,21 @@ def released(run: SuiteRun) -> Iterator[Figure]:
     tokens, and as many bars as its context has room for. Answers are compared where the kept cache's first
     token leads by more than rounding may change: 0.001 logits in float32, 0.125 in bfloat16.
     """
-    if run.model is None:
+    if run.model is None or not run.model.is_dir():
         raise MeasurementFailed("the part released needs --model, the directory of a released Llama")
     yield from _measured(run, RELEASED, run.model)
+
+
+def file(run: SuiteRun) -> Iterator[Figure]:
+    """The scenario of released weights on a GGUF file (`--model`) as it is: llama.cpp reads it and keeps
+    KV in float16, as it does by default; we read the file's codes and compute in the table's type, in which
+    the others have the expanded weights. llama.cpp rounds what it multiplies with codes to 8 bits, we do not.
+    """
+    if run.model is None or not run.model.is_file():
+        raise MeasurementFailed("the part file needs --model, a GGUF file")
+    for dtype in run.dtypes:
+        directory = gguf_directory(run.model.absolute(), dtype)
+        yield from _measured(replace(run, dtypes=[dtype]), FILE, directory)
 
 
 @dataclass
@@ -158,7 +174,8 @@ def _measured(run: SuiteRun, plan: Plan, released: Path | None = None) -> Iterat
     peers, plan = peers_of(run), run.sized(plan, plan.quick)
     for dtype in run.dtypes:
         run.say(f"{plan.name}, {dtype}, weights in {model}")
-        scenario = run_of(plan, prompt, str(model), dtype, run.threads)
+        file = str(run.model.absolute()) if run.model is not None and run.model.is_file() else ""
+        scenario = run_of(plan, prompt, str(model), dtype, run.threads, file)
         with (
             tempfile.TemporaryDirectory(prefix="foretick-peers") as directory,
             conducting(Conductor(Path(directory), run.seed, run.say)) as conductor,
@@ -189,7 +206,7 @@ def figures(
         for what, ns in results.times.items():
             yield from _beside(what, ns, setting, dtype, KEPT, reference.times.get(what, []))
         if reference.asked:
-            tie = _TIES[dtype] if plan.name == RELEASED.name else 0.0
+            tie = _TIES[dtype] if plan.name in _LONG else 0.0
             yield from _agreement(partial(Figure, table=dtype, setting=setting), results, reference, tie)
     ours = found.get(OURS, Results()).times
     for name, results in found.items():
@@ -199,7 +216,7 @@ def figures(
             goal = None if limit is None else Goal(limit)
             if theirs:
                 yield from _beside(what, mine, {}, f"Ours over the others, {dtype}", name, theirs, goal)
-            if plan.name in (GROW.name, RELEASED.name) and what in _BY_CONTEXT:
+            if plan.name in (GROW.name, *_LONG) and what in _BY_CONTEXT:
                 by_context = f"Ours by context, {dtype}"
                 for a, b, context in zip(mine, theirs, contexts, strict=False):
                     yield from _beside(what, [a], {"context": context}, by_context, name, [b], goal)

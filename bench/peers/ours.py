@@ -24,7 +24,7 @@ class Ours:
         retention = Retention(held)
         names = (str(session) for session in range(opening.sessions))
         self._tapes = [self._engine.open_tape(name, opening.frozen, retention) for name in names]
-        return f"torch {torch.__version__}, {type(self._engine.attention).__name__}"
+        return f"torch {torch.__version__}, {loaded.layers_run}, {type(self._engine.attention).__name__}"
 
     def read(self, records: list[list[Record]]) -> bool:
         """One pass for all sessions."""

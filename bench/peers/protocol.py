@@ -14,7 +14,8 @@ class Opening:
     """The first message: what to load, and the sessions to open. All token ids are of that model.
 
     ``frozen``: what every session begins with; ``tokens``: most tokens of a session, its frozen ones
-    included; ``questions`` at once, of at most ``question`` tokens with their answers.
+    included; ``questions`` at once, of at most ``question`` tokens with their answers. ``file``: the GGUF
+    file that the directory ``model`` was expanded from, or "".
     """
 
     model: str
@@ -25,6 +26,7 @@ class Opening:
     tokens: int
     questions: int
     question: int
+    file: str = ""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Plan:
 GROW = Plan("grow", decoded=8)
 BURST = Plan("burst", questions=6)
 RELEASED = Plan("released", decoded=16)
+FILE = replace(RELEASED, name="file")
 MULTI = Plan("multi", Size(100, 15, 20), sessions=8)
 
 
@@ -74,8 +75,8 @@ class Run(NamedTuple):
     rounds: list[Round]
 
 
-def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int) -> Run:
-    """The messages of ``plan`` in the tokens of one model, in directory ``model``."""
+def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int, file: str = "") -> Run:
+    """The messages of ``plan`` in the tokens of one model, in directory ``model``, expanded from ``file``."""
     tapes = [scenario_in(prompt, plan.size, _SEED + session) for session in range(plan.sessions)]
     questions = [prompt.question(text) for text in standing_texts(plan.questions)]
     asked = [(session, question) for session in range(plan.sessions) for question in questions]
@@ -89,6 +90,7 @@ def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: in
         tokens=max(tape.tokens for tape in tapes),
         questions=len(asked),
         question=max(map(len, questions)) + 1 + plan.decoded,
+        file=file,
     )
     asks = [Ask(asked)]
     if plan.decoded:

@@ -15,13 +15,26 @@ from transformers import AutoTokenizer
 from bench.peers.conductor import Conductor, Peer, conducting
 from bench.peers.contestant import Contestant
 from bench.peers.kept import Kept
-from bench.peers.measure import KEPT, OURS, RESENT, WARMED, Results, figures, peers_of, race, taking_part
+from bench.peers.measure import (
+    KEPT,
+    OURS,
+    RESENT,
+    WARMED,
+    Results,
+    figures,
+    file,
+    peers_of,
+    race,
+    released,
+    taking_part,
+)
 from bench.peers.ours import Ours
 from bench.peers.protocol import Answered, Ask, Opening, Took, Update
 from bench.peers.scenarios import BURST, GROW, MULTI, RELEASED, Plan, Run, run_of
-from bench.run import SuiteRun
+from bench.run import MeasurementFailed, SuiteRun
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
+from tests.kit.weights import smollm2_directory, smollm2_file
 
 OPENING = Opening("nowhere", "float32", 1, [1, 2, 3], 2, 100, 1, 10)
 UPDATE, ASK = Update([[[5, 6], [7]], [[8]]]), Ask([(1, [9]), (0, [4, 4])], 2)
@@ -271,3 +284,22 @@ def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
     rows = figures(GROW, "float32", found, [each.context for each in run.rounds])
     agreed = [row for row in rows if row.name == "answers equal"]
     assert [(row.ours, row.reference) for row in agreed] == [(6, 6)]
+
+
+@pytest.mark.weights
+def test_the_codes_of_a_file_answer_as_its_expanded_weights_do() -> None:
+    """The part `file` on SmolLM2: its codes are exactly what they expand to, so no answer differs."""
+    run = SuiteRun(threads=1, quick=True, say=lambda text: None, model=smollm2_file(), dtypes=["float32"])
+    smollm2_directory()
+    rows = list(file(run))
+    engines = {row.setting["contestant"]: row.setting["engine"] for row in rows if row.name == "rounds"}
+    assert "weights in int" in str(engines[OURS])
+    (equal,) = (row for row in rows if row.name == "answers equal" and row.setting["contestant"] == OURS)
+    assert equal.ours == equal.reference
+    assert equal.ours > 0
+
+
+def test_each_part_on_released_weights_names_the_model_that_it_needs(tmp_path: Path) -> None:
+    for part, model in ((file, tmp_path), (file, None), (released, None)):
+        with pytest.raises(MeasurementFailed, match="needs --model"):
+            list(part(SuiteRun(model=model)))
