@@ -2,12 +2,12 @@
 
 Weights are expanded to ``dtype``; the codes of quantised ones are kept beside them (`engine.model.kept`), for
 layers that read codes. What would be left out of a file is refused by name:
-transformers skips a tensor that it does not know. The factors of a scaled rope, which it skips too, are read
-here.
+transformers skips a tensor that it does not know. Fields that it skips too are read in
+`engine.model.gguf_settings` and `engine.model.gguf_tokenizer`.
 """
 
 import logging
-import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +19,8 @@ import torch
 from safetensors import SafetensorError
 
 from engine.model.architectures import ModelError
+from engine.model.gguf_settings import READ, TABLES, settings_of
+from engine.model.gguf_tokenizer import tokenizer_of
 from engine.model.kept import keep
 from engine.model.plain import is_plain
 from support.directories import built_once, cache_home
@@ -29,9 +31,7 @@ _HEAD_BYTES = 1 << 20
 """Of a file, in the name of its directory."""
 _ENDS = ("eos", "eot", "eom")
 """Fields of tokens that end an answer."""
-_FACTORS = "rope_freqs.weight"
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_VERSION = 2
+_VERSION = 3
 """Of what is made of a file; another one is another directory."""
 
 
@@ -65,8 +65,8 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
         raise ModelError(f"{file} needs gguf: pip install gguf") from error
     try:
         reader = _opened(file, gguf.GGUFReader)
-        known, rope = _checked(file, reader)
-        model, tokenizer, names = _read(file, reader, getattr(torch, dtype), rope)
+        known, settings, tokenizer = _checked(file, reader)
+        model, names = _read(file, reader, getattr(torch, dtype), settings)
         ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
         model.config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
         model.generation_config.eos_token_id = model.config.eos_token_id
@@ -99,8 +99,8 @@ def _expand(file: Path, directory: Path, *, dtype: str) -> None:
     log.info("%s: %s", file.name, import_gguf(file, directory, dtype))
 
 
-def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any]]:
-    """The architecture and kinds of tensors, and how its rope is scaled.
+def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any], Any]:
+    """The architecture and kinds of tensors, what `settings_of` finds, and the tokenizer.
 
     ModelError for what would be left out.
     """
@@ -111,22 +111,21 @@ def _checked(file: Path, reader: Any) -> tuple[str, dict[str, Any]]:
         found = reader.fields.get(f"{architecture}.{name}")
         return None if found is None else found.contents()
 
-    if not field("attention.head_count"):
+    if architecture not in READ:
         why = f"the architecture {architecture!r} is not read from GGUF: use the model's original directory"
         raise ModelError(f"{file}: {why}")
     _check_vocabulary(file, reader)
-    head = field("attention.key_length") or field("embedding_length") // field("attention.head_count")
-    tables = {each.name: each.data for each in reader.tensors if "rope_f" in each.name}
-    rope, lost = _scaling(field, tables, head), None
-    if rope is None:
-        lost = "scales its rope in another way than Llama 3 or by one factor"
-    elif field("rope.dimension_count") not in (None, head):
-        lost = "rotates a part of each head"
-    if rope is None or lost is not None:
-        raise ModelError(f"{file} {lost}, which is not read from GGUF: use the model's original directory")
+    tables = {each.name: torch.tensor(each.data) for each in reader.tensors if each.name in TABLES}
+    names = [key.partition(".")[2] for key in reader.fields if key.startswith(f"{architecture}.")]
+    try:
+        settings = settings_of(architecture, names, field, tables)
+        tokenizer = tokenizer_of(file, reader, architecture)
+    except ValueError as error:
+        why = f"{error}, which is not read from GGUF: use the model's original directory"
+        raise ModelError(f"{file} {why}") from error
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     known = f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
-    return known, rope
+    return known, settings, tokenizer
 
 
 def _check_vocabulary(file: Path, reader: Any) -> None:
@@ -140,61 +139,30 @@ def _check_vocabulary(file: Path, reader: Any) -> None:
         raise ModelError(f"{file}: {why}: they are of different models")
 
 
-def _scaling(field: Callable[[str], Any], tables: dict[str, Any], head: int) -> dict[str, Any] | None:
-    """How the rope is scaled, as config.json says it; {} for not at all, None for in an unknown way."""
-    kind = field("rope.scaling.type")
-    if kind in (None, "none") and not tables:
-        return {}
-    if kind in (None, "none") and list(tables) == [_FACTORS]:
-        theta = float(field("rope.freq_base") or 10_000)
-        return llama3_scaling(torch.tensor(tables[_FACTORS]), theta, head) or None
-    factor = field("rope.scaling.factor")
-    return {"rope_type": "linear", "factor": float(factor)} if kind == "linear" and factor else None
-
-
-def llama3_scaling(factors: torch.Tensor, theta: float, head: int) -> dict[str, Any]:
-    """The scaling of Llama 3.1 and later that divides frequencies by these ``factors``; {} where none does.
-
-    A file has only the factors, [head / 2]. Those of the published models follow from the largest one.
-    """
-    if factors.numel() != head // 2:
-        return {}
-    frequencies = theta ** -(torch.arange(0, head, 2, dtype=torch.float64) / head)
-    turns = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)  # none of a slow rotation, all of a fast one
-    factor = float(factors.max())
-    expected = 1 / (kept + (1 - kept) / factor)
-    if factor <= 1 or not torch.allclose(factors.double(), expected, rtol=1e-4, atol=0):
-        return {}
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
-
-
 def _read(
-    file: Path, reader: Any, dtype: torch.dtype, rope: dict[str, Any]
-) -> tuple[Any, Any, dict[str, str]]:
-    """Model and tokenizer by transformers, and its names of the file's tensors.
+    file: Path, reader: Any, dtype: torch.dtype, settings: dict[str, Any]
+) -> tuple[Any, dict[str, str]]:
+    """Model by transformers, and its names of the file's tensors.
 
-    ``rope``: how it is scaled, if it is.
+    ``settings``: of its config.json that transformers does not read.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import (
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-        load_gguf_checkpoint,
-    )
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import modeling_gguf_pytorch_utils as reading
+    from transformers.utils.logging import disable_progress_bar
 
-    config = AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
-    config.rope_parameters = (config.rope_parameters or {}) | rope
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    reading.tqdm = partial(reading.tqdm, disable=None)  # draws on a terminal only
+    config = AutoConfig.for_model(**reading.load_gguf_checkpoint(file)["config"] | settings)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config)
-    read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline, torch_dtype=dtype)
+    read = reading.load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline, torch_dtype=dtype)
     tensors = read["tensors"]
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     found = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    stored = [each.name for each in reader.tensors if each.name != _FACTORS]
-    taken = get_gguf_hf_weights_map(outline, TensorProcessor(config={}))
+    stored = [each.name for each in reader.tensors if each.name not in TABLES]
+    taken = reading.get_gguf_hf_weights_map(outline, reading.TensorProcessor(config={}))
     if len(tensors) < len(stored):
         left = [name for name in stored if name not in taken]
         raise ValueError(f"{', '.join(left[:3])} would be left out")
@@ -203,4 +171,4 @@ def _read(
     if found.unexpected_keys:
         raise ValueError(f"{found.unexpected_keys[0]} belongs to no part of the model")
     model.tie_weights()
-    return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name), taken
+    return model, taken

@@ -219,7 +219,7 @@ def test_codes_that_cannot_be_read_are_an_error_of_one_line(tmp_path: Path) -> N
         ({"ends": False}, "names no token that ends an answer"),
         ({"without": "model.layers.1.mlp.up_proj.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
         ({"architecture": "mamba", "heads": False}, "the architecture 'mamba' is not read from GGUF"),
-        ({"architecture": "llamoid"}, "architecture llamoid is not supported"),
+        ({"architecture": "llamoid"}, "the architecture 'llamoid' is not read from GGUF"),
         ({"tokenizer": "wordly"}, "tokenizer 'wordly'"),
         ({"tokens": []}, "has no tokenizer"),
         ({"tokens": [*TOKENS, "aa", "bb"]}, "its tokenizer has 97 tokens and its embedding 95"),
