@@ -18,7 +18,7 @@ All is plain arithmetic on labels in their order, and saved with the session.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp
 from typing import Literal, NamedTuple
 
@@ -112,10 +112,10 @@ class Acting:
         return self._state.max_error
 
     @property
-    def error(self) -> float:
-        """Share wrong of the last labelled answers that were acted on, at most `WINDOW`."""
+    def error(self) -> float | None:
+        """Share wrong of the last labelled answers that were acted on, at most `WINDOW`; None without any."""
         state = self._state
-        return len(state.errors) / min(state.acted, WINDOW) if state.acted else 0.0
+        return len(state.errors) / min(state.acted, WINDOW) if state.acted else None
 
     def cut(self) -> ActingState:
         """The state, to be saved."""
@@ -182,9 +182,10 @@ class SessionActing:
         return self._tracker.name
 
     @property
-    def error(self) -> float:
-        """The largest error among those acted on of a question."""
-        return max((each.error for each in self._questions.values()), default=0.0)
+    def error(self) -> float | None:
+        """The largest error among those acted on of a question; None without labels of such."""
+        known = (each.error for each in self._questions.values())
+        return max((each for each in known if each is not None), default=None)
 
     def bar(self, at: int, high: int, low: int, close: int, *, gap: bool) -> None:
         """A bar closed; see `RegimeTracker.after`."""
@@ -204,12 +205,14 @@ class SessionActing:
         """The state of a question that was asked before; None of others."""
         return self._questions.get(asked)
 
-    def keep(self, asked: Collection[str]) -> None:
-        """These questions are asked; the state of others, such as paused ones, waits until they are again."""
+    def keep(self, asked: Mapping[str, float]) -> None:
+        """These questions are asked, within their error; the state of others, such as paused ones, waits."""
         for name in [name for name in self._questions if name not in asked]:
             self._saved[name] = self._questions.pop(name).cut()
         for name in [name for name in self._saved if name not in asked][:-PAUSED]:
             del self._saved[name]
+        for name, max_error in asked.items():
+            self.question(name, max_error)
 
     def cut(self) -> SessionActingState:
         """The state, to be saved."""

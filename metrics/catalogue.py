@@ -939,7 +939,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "foretick_acted_error_ratio",
         "Share wrong of the latest thousand labelled answers that were to be acted on, of the worst "
-        "question. Worry near max_error.",
+        "question; absent before the first label of one. Worry near max_error.",
         "session",
     ),
     _gauge(

@@ -59,8 +59,8 @@ class StoreCollector(Collector):
             return self._histogram(metric)
         make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = make(metric.name, metric.help, labels=metric.labels)
-        for labels in self._store.series(metric):
-            family.add_metric(list(labels.values()), self._store.value(metric.name, **labels))
+        for labels, value in self._store.readings(metric):
+            family.add_metric(list(labels.values()), value)
         for label, value in self._more.get(metric.name, {}).items():
             family.add_metric([label], value)
         return family

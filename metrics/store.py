@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -285,6 +286,12 @@ class MetricStore:
         for part in list(self._later.values()):
             for values in part.labelled.get(metric.name, ()):
                 yield dict(zip(metric.labels, values, strict=True))
+
+    def readings(self, metric: Metric) -> Iterator[tuple[dict[str, str], float]]:
+        """The label sets of a counter or gauge with their values; a gauge that is NaN has none."""
+        for labels in self.series(metric):
+            if not isnan(value := self.value(metric.name, **labels)):
+                yield labels, value
 
     def _part_of(self, labels: Mapping[str, str]) -> _Part | None:
         """Where series with these labels are; None if their session is gone."""

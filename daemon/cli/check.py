@@ -107,7 +107,8 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
             yield Finding(f"{place}.host_blocks", _size(each.tiers.host.pool))
         if part.opens_by_partition and part.sessions:
             yield _room(each, part, group)
-        registry, store = Registry(each.prepare), MetricStore.local({})
+        registry = Registry(each.prepare)
+        store = MetricStore.local({"session": [session.name for session in part.all_sessions]})
         confidence = Confidence(part, each.prompt, each.calibration, store, packs=each.packs)
         unjudged |= confidence.unjudged(part, each.prefixes.by_number)
         for declared in questions_of(part):

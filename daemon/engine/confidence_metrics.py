@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from math import nan
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -104,6 +105,7 @@ class Confidence:
         self._acting[session] = SessionActing()
         self._learnt[session] = LearntCalibrations()
         self._share()
+        self._show_acted(session)
 
     def remove(self, session: str) -> None:
         """A session is removed."""
@@ -136,8 +138,9 @@ class Confidence:
 
     def keep(self, session: str, standing: Iterable[Standing]) -> None:
         """A session has these questions: others are not marked until they are asked again."""
-        kept = {each.question_hash for each in standing if each.question.max_error is not None}
-        self._acting[session].keep(kept)
+        limits = ((each.question_hash, each.question.max_error) for each in standing)
+        self._acting[session].keep({asked: limit for asked, limit in limits if limit is not None})
+        self._show_acted(session)
 
     def cut(self, session: str) -> AdaptationState:
         """What the labels of a session have adapted."""
@@ -282,8 +285,12 @@ class Confidence:
         if answer.decided is not None and limit is not None:
             acting = self._acting[session].question(standing.question_hash, limit)
             acting.label(answer.decided, version, right)
-            self._store.set("foretick_acted_error_ratio", self._acting[session].error, session=session)
+            self._show_acted(session)
         return found
+
+    def _show_acted(self, session: str) -> None:
+        error = self._acting[session].error
+        self._store.set("foretick_acted_error_ratio", nan if error is None else error, session=session)
 
     def _learn(self, standing: Standing, answer: JudgedAnswer, right: int) -> None:
         """From a label; and name the question whose fitted calibration it begins or ceases to adapt."""

@@ -436,13 +436,10 @@ def series_values(store: MetricStore, tenant: Tenant = LOCAL) -> dict[str, float
     values: dict[str, float] = {}
     for metric in METRICS:
         if metric.kind != "histogram":
-            for labels in store.series(metric):
-                if not _shown(labels, tenant):
-                    continue
-                text = ",".join(f'{label}="{value}"' for label, value in labels.items())
-                values[f"{metric.name}{{{text}}}" if text else metric.name] = store.value(
-                    metric.name, **labels
-                )
+            for labels, value in store.readings(metric):
+                if _shown(labels, tenant):
+                    text = ",".join(f'{label}="{name}"' for label, name in labels.items())
+                    values[f"{metric.name}{{{text}}}" if text else metric.name] = value
     return values
 
 

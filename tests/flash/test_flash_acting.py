@@ -220,11 +220,11 @@ def test_a_question_goes_on_after_a_pause_as_without_one() -> None:
     rng, whole, paused = random.Random(2), Acting(ERROR), SessionActing()
     for number in range(120):
         if number == 60:
-            paused.keep(())
+            paused.keep({})
             assert paused.known("q") is None
             saved, paused = paused.cut(), SessionActing()
             paused.restore(saved)
-            paused.keep(())
+            paused.keep({})
         risk, answer, right = drawn(rng, 1.0)
         question = paused.question("q", ERROR)
         decided = whole.decide(risk, REGIMES[0], answer)
@@ -234,7 +234,7 @@ def test_a_question_goes_on_after_a_pause_as_without_one() -> None:
     assert paused.question("q", ERROR).cut() == whole.cut()
     for number in range(acting.PAUSED):
         paused.question(f"q{number}", ERROR)
-    paused.keep(())
+    paused.keep({})
     assert list(paused.cut().questions) == [f"q{number}" for number in range(acting.PAUSED)]
 
 

@@ -1,5 +1,7 @@
 """The exposition, parsed by prometheus_client's own parser; quantiles as Prometheus computes them."""
 
+import math
+
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +37,7 @@ def test_values_come_out_under_their_labels() -> None:
     store.inc("foretick_bars_total", 12, session='odd "name"\n')
     store.set("foretick_staleness_seconds", 0.25, session='odd "name"\n', since="event")
     store.inc("foretick_records_malformed_total", 3, reason="json")
+    store.set("foretick_gap_ratio", math.nan, session='odd "name"\n')
     store.inc("foretick_wait_seconds_total", 1_500_000_000, cls="pool", reason="behind flash")
     samples = {
         (s.name, tuple(s.labels.values())): s.value
@@ -46,6 +49,7 @@ def test_values_come_out_under_their_labels() -> None:
     assert samples["foretick_records_malformed_total", ("json",)] == 3
     assert samples["foretick_records_malformed_total", ("price",)] == 0
     assert samples["foretick_wait_seconds_total", ("pool", "behind flash")] == 1.5
+    assert ("foretick_gap_ratio", ('odd "name"\n',)) not in samples
 
 
 def test_only_families_of_the_given_names_are_exported() -> None:

@@ -15,6 +15,7 @@ from flash.late_labels import LabelError
 from flash.learnt_calibration import LEAST, fitted_on
 from flash.question import PreparedQuestion, Question
 from flash.registry import BadQuestion, Standing
+from metrics.catalogue import BY_NAME
 from metrics.store import MetricStore
 
 TREND = Question("trend", "Up or down?", ("UP", "DOWN"))
@@ -143,6 +144,7 @@ def test_sessions_share_evenly_what_is_remembered_whenever_they_come() -> None:
     for version in range(1, 6):
         judge.of_standing(STANDING, version, LOGITS, "UP", TEXT)
     assert refused(judge, 1) == "unknown_version"
+    judge._store.add_session("b")
     judge.add("b")
     assert [refused(judge, version) for version in (2, 3)] == ["unknown_version"] * 2
     judge.remove("b")
@@ -186,6 +188,24 @@ def test_answers_are_marked_where_an_error_is_to_be_kept() -> None:
     judge.of_standing(within(0.02), 4, LOGITS, "UP", TEXT)
     judge.label(within(0.02), 4, "UP")
     assert judge._store.value("foretick_acted_error_ratio", session="a") == 0.5, "it was only paused"
+
+
+def test_no_error_is_shown_before_a_label_of_an_answer_that_was_acted_on() -> None:
+    def shown(judge: Confidence) -> dict[str, float]:
+        readings = judge._store.readings(BY_NAME["foretick_acted_error_ratio"])
+        return {labels["session"]: value for labels, value in readings}
+
+    judge = confidence(SURE)
+    judge.of_standing(within(0.02), 1, LOGITS, "UP", TEXT)
+    assert shown(judge) == {}
+    judge.label(within(0.02), 1, "UP")
+    assert shown(judge) == {"a": 0.0}, "it was measured"
+    after = confidence(SURE)
+    after.restore("a", judge.cut("a"))
+    after.keep("a", [within(0.02)])
+    assert shown(after) == {"a": 0.0}
+    after.keep("a", [within(0.05)])
+    assert shown(after) == {}, "labels told of another error"
 
 
 def test_what_is_below_the_least_probability_is_not_to_be_acted_on() -> None:

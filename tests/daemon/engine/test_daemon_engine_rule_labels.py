@@ -154,10 +154,12 @@ def test_acting_goes_on_over_a_restart(tmp_path: Path) -> None:
     whole = Engine(replace(made, recovery=replace(made.recovery, directory=str(tmp_path / "whole"))))
     play(whole, 0, len(LOG))
     before = Engine(made)
-    play(before, 0, 12)
+    play(before, 0, 18)
     before.snapshot()
     counted = acted(before)
     after = Engine(made, before.progress())
+    shown = [each.value("acted_error_ratio", session="s") for each in (before, after)]
+    assert shown[0] == shown[1] > 0
     play(after, after.positions["s"]["X:a"].offset, len(LOG))
     marked = [(each.answer.act, each.answer.abstain_reason) for each in given([before, after])]
     assert marked == [(each.answer.act, each.answer.abstain_reason) for each in given([whole])]
