@@ -1,7 +1,8 @@
 """Calibrations that labels make, or adapt, while the daemon runs.
 
 A question without a calibration learns one, as of `foretick calibrate`: a temperature from the older half of
-the labels, conformity scores from the newer one.
+the labels and one more, spread evenly over the choices (Platt, 1999, takes one of each): labels that were all
+right don't make it sure. Conformity scores are from the newer half.
 
 One with a calibration keeps it until labels know better. They fit a temperature behind its probabilities,
 which begins at 1 (as `PRIOR` labels would say) and is used only while it has the smaller log loss, by
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import numpy as np
@@ -29,7 +31,7 @@ LEAST, LEAST_OF_A_CHOICE = 400, 10
 MOST, STEP = 1_000, 50
 QUESTIONS = 256
 """Of one session, paused ones included; the first one is forgotten when there are more."""
-PRIOR, MARGIN = 100, 3.0
+PRIOR, EVEN, MARGIN = 100, 1, 3.0
 _BLOCK = 100
 """Labels that are judged by one temperature."""
 
@@ -158,7 +160,7 @@ def fitted_on(
     if len(pairs) < LEAST or np.bincount(right, minlength=len(choices)).min() < LEAST_OF_A_CHOICE:
         return None
     older = len(pairs) // 2
-    temperature = fit_temperature(logits[:older], right[:older])
+    temperature = fit_temperature(logits[:older], right[:older], EVEN, inf)
     newer = softmax(logits[older:], temperature)[np.arange(len(pairs) - older), right[older:]]
     ordered = np.sort(logits, axis=1)
     return QuestionCalibration(

@@ -32,18 +32,20 @@ def calibrated_probabilities(fitted: QuestionCalibration, logits: Floats) -> Flo
     return probabilities
 
 
-def fit_temperature(logits: Floats, right: npt.NDArray[np.int64], prior: float = 0.0) -> float:
+def fit_temperature(
+    logits: Floats, right: npt.NDArray[np.int64], prior: float = 0.0, at: float = 1.0
+) -> float:
     """The temperature with the smallest log loss of the ``right`` choices, within bounds.
 
     ``logits``: [answers, choices]. ``prior``: this number of labels more, spread as the logits say at a
-    temperature of 1.
+    temperature ``at``; evenly over the choices where that is infinite.
 
     The loss is convex in the temperature's inverse: its slope is the logits' mean less that of the right
     choice, and the slope's own their variance. So Newton's method finds it, with bisection where a step
     leaves the bounds that earlier slopes have set.
     """
     own, more = logits[np.arange(len(right)), right], prior / len(right)
-    own = (own + more * (softmax(logits) * logits).sum(1)) / (1 + more)
+    own = (own + more * (softmax(logits, at) * logits).sum(1)) / (1 + more)
     gaps = logits - own[:, None]
     low, high, inverse = 1 / _HOTTEST, 1 / _COLDEST, 1.0
     while high / low > 1 + 1e-9:

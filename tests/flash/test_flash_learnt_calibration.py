@@ -68,6 +68,16 @@ def test_a_temperature_stays_within_its_bounds() -> None:
     assert fit_temperature(np.zeros((20, 3)), right) > 0, "any is as good"
 
 
+@pytest.mark.parametrize("gap", [0.2, 0.5, 9.0])
+def test_labels_that_are_all_right_make_no_answer_certain(gap: float) -> None:
+    """Of n labels and one more, spread evenly: half of it is wrong. As the older half of the least labels."""
+    pairs = [((gap, 0.0), 0) if number % 2 else ((0.0, gap), 1) for number in range(LEAST)]
+    fitted = fitted_on("q", ("UP", "DOWN"), packed(pairs), numbered=False)
+    assert fitted is not None
+    assert fitted.temperature > 0.02, "its bound"
+    assert fitted.probabilities((gap, 0.0))[1] == pytest.approx(0.5 / (LEAST // 2 + 1), rel=1e-4)
+
+
 def test_sets_cover_what_is_asked_on_answers_to_come() -> None:
     fitted = fitted_on("q", CHOICES, packed(drawn(2, MOST, 2.0)), numbered=False)
     assert fitted is not None
