@@ -16,6 +16,7 @@ is a function of the labels in their order: a saved state goes on as if there ha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -66,11 +67,11 @@ class AdaptedCalibration(QuestionCalibration, frozen=True, kw_only=True):
 
 @dataclass
 class _Learning:
-    """``pairs``: [labels, choices + 1], a `Pair` each. ``current``: made of them for the ``fitted`` one."""
+    """``pairs``: the newest. ``current``: made of them for the ``fitted`` one."""
 
     choices: tuple[str, ...]
     labels: int
-    pairs: Floats
+    pairs: deque[Pair]
     fitted: QuestionCalibration | None = None
     current: QuestionCalibration | None = None
     is_new: bool = True
@@ -82,7 +83,7 @@ class LearntCalibrations:
     def __init__(self, states: Sequence[LearntState] = ()) -> None:
         self._known: dict[tuple[str, bool], _Learning] = {}
         for each in states:
-            pairs = np.array([[*logits, right] for logits, right in each.pairs])
+            pairs = deque(each.pairs, MOST + STEP)
             self._known[each.question, each.numbered] = _Learning(each.choices, each.labels, pairs)
 
     @property
@@ -118,9 +119,9 @@ class LearntCalibrations:
         if known is None:
             if len(self._known) == QUESTIONS:
                 del self._known[next(iter(self._known))]
-            known = _Learning(choices, 0, np.empty((0, len(choices) + 1)))
+            known = _Learning(choices, 0, deque(maxlen=MOST + STEP))
             self._known[question, numbered] = known
-        known.pairs = np.vstack((known.pairs, (*logits, right)))[-MOST - STEP :]
+        known.pairs.append((logits, right))
         known.labels += 1
         if known.labels % STEP == 0:
             self._fit(question, numbered, known, fitted)
@@ -128,12 +129,7 @@ class LearntCalibrations:
     def cut(self) -> tuple[LearntState, ...]:
         """What is known, to be saved."""
         return tuple(
-            LearntState(
-                *key,
-                each.choices,
-                each.labels,
-                tuple((tuple(p[:-1]), int(p[-1])) for p in each.pairs.tolist()),
-            )
+            LearntState(*key, each.choices, each.labels, tuple(each.pairs))
             for key, each in self._known.items()
         )
 
@@ -141,7 +137,8 @@ class LearntCalibrations:
         self, question: str, numbered: bool, known: _Learning, fitted: QuestionCalibration | None
     ) -> None:
         """On the labels up to the newest whole step."""
-        pairs = known.pairs[: len(known.pairs) - known.labels % STEP][-MOST:]
+        whole = list(known.pairs)[: len(known.pairs) - known.labels % STEP][-MOST:]
+        pairs = np.array([[*logits, right] for logits, right in whole]).reshape(-1, len(known.choices) + 1)
         known.fitted, known.is_new = fitted, False
         if fitted is None:
             known.current = fitted_on(question, known.choices, pairs, numbered)
