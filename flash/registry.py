@@ -57,8 +57,8 @@ class Registry:
     def made(self, session: str, questions: Sequence[Question]) -> tuple[Standing, ...]:
         """Prepare ``questions`` for `replace`, which is for another thread.
 
-        Raises BadQuestion when two choices begin with the same token, when two questions have one name, and
-        when `prepare` raises ValueError.
+        Raises BadQuestion when two choices begin with the same token, when two questions have one name, or
+        ask the same within another `max_error`, and when `prepare` raises ValueError.
         """
         known = {each.question: each for each in self.standing(session)}
         made: list[Standing] = []
@@ -67,7 +67,12 @@ class Registry:
                 raise BadQuestion(
                     f"session {session!r} already has another question named {question.name!r}", "name"
                 )
-            made.append(known.get(question) or self._made(session, question))
+            new = known.get(question) or self._made(session, question)
+            for other in (each.question for each in made if each.question_hash == new.question_hash):
+                if other.max_error != question.max_error:  # they share answers, labels and debts
+                    why = f"asks the same as {other.name!r}: give both one max_error, or remove one"
+                    raise BadQuestion(f"question {question.name!r} {why}", "max_error")
+            made.append(new)
         return tuple(made)
 
     def replace(self, session: str, standing: tuple[Standing, ...]) -> None:

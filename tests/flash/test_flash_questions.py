@@ -80,6 +80,19 @@ def test_choices_that_begin_alike_are_refused_by_name() -> None:
     assert registry.standing("BTC") == ()
 
 
+@pytest.mark.parametrize(("first", "second"), [(None, 0.02), (0.02, None), (0.02, 0.05)])
+def test_who_asks_the_same_has_one_error(first: float | None, second: float | None) -> None:
+    """Their answers, labels and debts are one question's: one would act by what the other may get wrong."""
+    registry = Registry(prepare)
+    registry.register("s", Question("a", "Up?", ("UP", "DOWN"), max_error=first))
+    with pytest.raises(BadQuestion, match="asks the same as 'a'") as refused:
+        registry.register("s", Question("b", " Up? ", ("UP", "DOWN"), max_error=second))
+    assert refused.value.member == "max_error"
+    registry.register("s", Question("b", "Up?", ("UP", "DOWN"), max_error=first))
+    registry.register("s", Question("c", "Up?", ("DOWN", "UP"), max_error=second))
+    registry.register("t", Question("b", "Up?", ("UP", "DOWN"), max_error=second))
+
+
 def test_choices_that_were_not_all_prepared_are_refused() -> None:
     registry = Registry(lambda question: PreparedQuestion((1,), (2,), frozenset()))
     with pytest.raises(BadQuestion, match="2 choices"):
