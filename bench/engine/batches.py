@@ -156,9 +156,8 @@ def placements(run: SuiteRun, rates: MachineRates, model: str, loaded: LoadedMod
     for placement, n, frozen, questions in cases:
         rows = sum(map(len, questions))
         least[placement, n] = floors.of_pass(rows, len(frozen) + behind, causal(round(rows / n)), n)
-        beside = table, "one question", times[placement, 1]
         setting: Setting = {"placement": placement, "questions": n, "rows": rows, "frozen": len(frozen)}
-        yield from latency("one version's answers", times[placement, n], setting, *beside, at=(0.5,))
+        yield from latency("one version's answers", times[placement, n], setting, table, at=(0.5,))
         if n > 1:
             took = quantiles(times[placement, n], 0.5)[0] / quantiles(times[placement, 1], 0.5)[0]
             most = least[placement, n] / least[placement, 1]

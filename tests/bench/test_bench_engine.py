@@ -72,6 +72,7 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert [(f.setting["placement"], f.setting["questions"]) for f in placed] == [
         (placement, n) for n in (1, 2, 4) for placement in ("ephemeral", "frozen")
     ]
+    assert not any(f.against for f in placed), "what times as long it takes has a figure of its own"
     rows = {(f.setting["placement"], f.setting["questions"]): f.setting["rows"] for f in placed}
     assert rows["frozen", 4] < rows["ephemeral", 4] / 2  # type: ignore[operator]  # numbers
 
