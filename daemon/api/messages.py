@@ -389,8 +389,8 @@ class KeptAnswers(_OfSession, frozen=True, tag="kept_answers"):
     """The answers that a daemon of a group gave last of a session, asked by the one that answers it now."""
 
 
-READY_EXIT = "ready_exit"
-"""Flag of an ask's reply from the ready position."""
+READY_EXIT, KEPT_REPLY = "ready_exit", "kept_reply"
+"""Flags of a reply: from the ready position; that of the same request, of the same version."""
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
 QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion | Pause
@@ -437,11 +437,11 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
     `probability`, `choice_set` and `act` are those of an `Answer`; None where `uncalibrated` says why, and
     `act` where the question has no `max_error`.
-    `cached`: a standing question's answer, or the reply to the same ask of the same version. The flag
-    `ready_exit` says that this is the model's answer before it read any question, so not an answer to this
-    one. `latency_ns` runs from the request's arrival to its reply, on the daemon's clock. `as_of` is the
-    event time (ns since 1970) of the newest record in the version; `staleness_ns`, `source_age_ns` and
-    `daemon_age_ns` are its ages at the reply, as an `Answer`'s. `trace_id`: for `trace`.
+    `cached`: a standing question's answer, or, with the flag `kept_reply`, the reply to the same ask of the
+    same version. The flag `ready_exit` says that this is the model's answer before it read any question, so
+    not an answer to this one. `latency_ns` runs from the request's arrival to its reply, on the daemon's
+    clock. `as_of` is the event time (ns since 1970) of the newest record in the version; `staleness_ns`,
+    `source_age_ns` and `daemon_age_ns` are its ages at the reply, as an `Answer`'s. `trace_id`: for `trace`.
     """
 
     id: Id

@@ -2,7 +2,7 @@
 
 import click
 
-from daemon.api.messages import AskReply
+from daemon.api.messages import KEPT_REPLY, AskReply
 from daemon.cli.options import endpoint_option, query
 from flash.confidence import UNCALIBRATED
 
@@ -56,6 +56,8 @@ def shown(reply: AskReply, session: str) -> str:
     """The answer, and below it what it is worth, and who answered where that is not the ``session`` asked."""
     other = f"{reply.session} answered, by {reply.model}: " if reply.session != session else ""
     source = "answered ahead" if reply.cached else "computed now"
+    if KEPT_REPLY in reply.flags:
+        source = "kept from the same ask"
     untrained = ", untrained model" if reply.untrained else ""
     judged = ""
     if reply.probability is not None and reply.choice_set is not None:

@@ -407,7 +407,9 @@ class Generations:
         kept = self._responses.get(key, tenant.name, is_valid=is_newest)
         if kept is None:
             return None
-        metadata = msgspec.structs.replace(self._dated(kept).metadata, cached=True)
+        metadata = self._dated(kept).metadata
+        flags = (*metadata.flags, messages.KEPT_REPLY)
+        metadata = msgspec.structs.replace(metadata, cached=True, flags=flags)
         return msgspec.structs.replace(kept, id=0, metadata=metadata, reused_tokens=kept.prompt_tokens)
 
     def _dated(self, event: Finished) -> Finished:

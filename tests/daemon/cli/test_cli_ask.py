@@ -19,8 +19,11 @@ def test_an_answer_is_shown_with_what_it_is_worth() -> None:
     assert shown(up(untrained=True, staleness_ns=10**9, latency_ns=2_500_000), "aaa") == (
         "UP\n  version 7, logit gap 1.250, 1.000 s since the event, 2.50 ms, computed now, untrained model"
     )
+    kept = shown(up(cached=True, flags=("kept_reply", "stale")), "aaa")
+    assert kept.endswith("0.00 ms, kept from the same ask")
     judged = shown(up(cached=True, probability=0.8125, choice_set=("UP", "DOWN")), "aaa")
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in judged
+    assert judged.endswith("answered ahead")
     assert ", act, 0.000 s since" in shown(up(act=True), "aaa")
     unknown = shown(up(uncalibrated="ready_exit"), "aaa")
     assert "1.250, no probability (ready_exit: ask with early_exit = 0), 0.000 s since" in unknown

@@ -103,7 +103,11 @@ async def test_the_same_ask_at_the_same_version_gets_the_reply_again_which_says_
     assert (found.id, found.text, found.choice, found.logit_gap, found.data_version) == (
         8, "YES", "YES", 0.25, 4
     )  # fmt: skip
-    assert (found.cached, tier_of(found), found.flags) == (True, "cached", ("untrained", "stale"))
+    assert (found.cached, tier_of(found), found.flags) == (
+        True,
+        "cached",
+        ("untrained", "stale", "kept_reply"),
+    )
     assert found.staleness_ns > 60 * 10**9
     assert rig.access.charged == charged
     assert (rig.sent, rig.counted) == ([], ["miss", "hit"])
