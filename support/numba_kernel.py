@@ -2,7 +2,8 @@
 
 numba notices a change in a kernel's own file, but not in kernels it calls from other files. The cache
 directory is therefore named after the content of all files that define kernels: an upgrade never runs stale
-code, and sources may be read-only. Where the directory cannot be written, every start compiles.
+code, and sources may be read-only. It is also named after their paths, by which numba looks kernels up: a
+second clone compiles for itself. Where the directory cannot be written, every start compiles.
 """
 
 import os
@@ -26,11 +27,11 @@ CODE = tuple(_ROOT / name for name in f"{_OTHERS} {_ENGINE}".split())
 
 
 def fingerprint(code: Iterable[Path] = CODE) -> str:
-    """A digest of these files, of those in these directories, and of numba's version."""
+    """A digest of these files, of those in these directories, of their paths, and of numba's version."""
     digest = blake2b(numba.__version__.encode(), digest_size=8)
     for each in code:
         for path in sorted(each.glob("*.py")) if each.is_dir() else [each]:
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -49,7 +50,7 @@ _CACHED = _writable(_DIRECTORY)  # numba would raise an error, or write beside t
 
 
 def compiled_before() -> bool:
-    """Whether this version has compiled kernels on this machine; the first start takes a minute or more."""
+    """Whether this version, where it is, has compiled kernels; its first start takes a minute or more."""
     return next(_DIRECTORY.rglob("*.nbi"), None) is not None
 
 

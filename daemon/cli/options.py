@@ -140,7 +140,7 @@ def instant(text: str) -> int | None:
 def tell_if_cold() -> None:
     """Say on standard error why the first start takes long."""
     if not numba_kernel.compiled_before():
-        click.echo("compiling, once for this version: this takes a minute or more", err=True)
+        click.echo("compiling, once for this version and place: this takes a minute or more", err=True)
 
 
 def reason_of(error: Exception) -> str:

@@ -60,7 +60,7 @@ def serve(config: Config, read_again: Callable[[], Config]) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session has two files for its metrics
     if not numba_kernel.compiled_before():
-        log.info("compiling, once for this version: this takes a minute or more")
+        log.info("compiling, once for this version and place: this takes a minute or more")
     for warning in exposure_warnings(config):
         log.warning("%s", warning)
     try:

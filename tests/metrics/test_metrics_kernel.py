@@ -30,6 +30,18 @@ def test_the_cache_knows_every_file_that_defines_kernels(tmp_path: Path) -> None
     assert fingerprint([package / "a.py"]) != alone
 
 
+def test_each_tree_says_whether_its_own_kernels_are_compiled(tmp_path: Path) -> None:
+    """numba keeps them by the paths of their sources: those of another clone are of no use."""
+    said = []
+    for clone in ("one", "one", "two"):
+        (tmp_path / clone).mkdir(exist_ok=True)
+        for name in {path.relative_to(_ROOT).parts[0] for path in CODE} | {"support"}:
+            if not (tmp_path / clone / name).exists():
+                (tmp_path / clone / name).symlink_to(_ROOT / name)
+        said += _run("print(compiled_before()); bucket_of(100)", tmp_path / clone, str(tmp_path / "cache"))
+    assert said == ["False", "True", "False"]
+
+
 def test_every_file_with_kernels_is_part_of_it_and_no_text_of_metrics() -> None:
     defining = {
         path
@@ -46,13 +58,19 @@ def test_every_file_with_kernels_is_part_of_it_and_no_text_of_metrics() -> None:
 @pytest.mark.parametrize("directory", ["/dev/null/no", ""])
 def test_a_start_needs_no_cache(directory: str, tmp_path: Path) -> None:
     """Where nothing can be written, kernels are compiled at every start."""
-    script = "from metrics.histogram import bucket_of; print(bucket_of(100))"
+    assert _run("print(bucket_of(100))", _ROOT, directory or str(tmp_path)) == ["3"]
+
+
+def _run(script: str, tree: Path, cache: str) -> list[str]:
+    """What a script prints in a process that imports from ``tree``."""
+    imports = "from metrics.histogram import bucket_of; from support.numba_kernel import compiled_before; "
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "NUMBA_CACHE_DIR": directory or str(tmp_path)},
+        [sys.executable, "-c", imports + script],
+        env={**os.environ, "NUMBA_CACHE_DIR": cache},
         capture_output=True,
         text=True,
         check=False,
-        cwd=_ROOT,
+        cwd=tree,
     )
-    assert done.stdout.split() == ["3"], done.stderr
+    assert not done.returncode, done.stderr
+    return done.stdout.split()
