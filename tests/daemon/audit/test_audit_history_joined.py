@@ -361,6 +361,25 @@ def test_an_exact_value_is_right_at_the_level_that_the_model_was_shown(anchor: l
     assert RightAnswers(inproc_config([KEY]), table).of(said) == right
 
 
+@pytest.mark.parametrize("max_gap_minutes", [0, 60])
+def test_a_horizon_counts_bars_and_a_hole_may_end_it(tmp_path: Path, max_gap_minutes: int) -> None:
+    """As labels of a running daemon and of `teach` do: the next bars, or none with a longest gap."""
+    hole, closes, table = 6, CLOSES[:12], BarTable()
+    openings = [60 * bar + (7200 if bar >= hole else 0) for bar in range(len(closes))]
+    same = {"session": "aaa", "symbol": KEY, "interval": str(60 * SECOND), "volume": "1", "records": "1"}
+    for opened, close in zip(openings, closes, strict=True):
+        at = f"1970-01-01T{opened // 3600:02d}:{opened // 60 % 60:02d}:00Z"
+        table.add({**same, "opens": at, **dict.fromkeys(("open", "high", "low", "close"), price(close))})
+    (tmp_path / "next.toml").write_text(f"{RULES[NEXT.name]}max_gap_minutes = {max_gap_minutes}\n")
+    right = RightAnswers(inproc_config([KEY]), table, [tmp_path / "next.toml"])
+    for bar, opened in enumerate(openings):
+        said = replace(answer(bar, NEXT, "YES"), as_of=opened * SECOND, answer_id=f"aaa:h:{opened * SECOND}")
+        crosses = bar < hole <= bar + HORIZON and max_gap_minutes
+        known = bar + HORIZON < len(closes) and not crosses
+        label = "YES" if known and closes[bar + HORIZON] > closes[bar] else "NO" if known else None
+        assert right.of(said) == label, bar
+
+
 def test_what_cannot_be_is_one_sentence(place: Place, tmp_path: Path) -> None:
     at_broker = ("answers.v1", "--bootstrap", place.bootstrap)
     assert "--config" in refused(*at_broker, "--bars", "sources")
