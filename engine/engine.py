@@ -65,7 +65,7 @@ class Engine:
         self.between_passes.set()
         self.frame_limit = min(frame_limit, model.max_positions)
         self.pool = KVPool(
-            list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
+            list(model.layers), blocks, block_size=block_size, dtype=model.kv_dtype, device=model.device
         )
         self.attention = attention or default_attention(model)
         self._adapted: tuple[LoadedModel, ...] = ()
@@ -293,7 +293,7 @@ class Engine:
 def default_attention(model: LoadedModel) -> Attention:
     """The default backend for ``model`` on its device."""
     if model.device.type == "cpu":
-        return cpu_attention(model.layers, model.dtype)
+        return cpu_attention(model.layers, model.kv_dtype)
     # imported here: compiling kernels needs a GPU, and importing Triton is slow
     from engine.attention.triton import TritonAttention
 

@@ -13,6 +13,7 @@ import torch
 
 from regions.allocator import Run
 from regions.extents import SlotRange
+from regions.kv_codes import row_numbers, stored
 from regions.pool_metadata import BlockPool
 
 
@@ -26,7 +27,7 @@ class LayerShape:
 
 
 class KVPool(BlockPool):
-    """KV of every layer, ``[kv_heads, slots, head_dim]``.
+    """KV of every layer, ``[kv_heads, slots, head_dim]``; of int8, in rows as of `regions.kv_codes`.
 
     Head-major, so that an extent (a run of slots) is one strided view, which attention reads in place. In
     pinned memory (``pin``), which only copies read, it is slot-major: one transfer moves a run.
@@ -50,14 +51,15 @@ class KVPool(BlockPool):
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
             # zeros, not empty: a NaN in unwritten memory must never enter a masked product
-            shape = layer.kv_heads, slots, dim
+            row = row_numbers(dim, dtype)
+            shape = layer.kv_heads, slots, row
             if pin:
-                turned = slots, layer.kv_heads, dim
+                turned = slots, layer.kv_heads, row
                 return torch.zeros(turned, dtype=dtype, pin_memory=True).transpose(0, 1)
             if torch.device(device).type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
             memory = _untouched_zeros(math.prod(shape) * dtype.itemsize)
-            self._pages.append((memory, block_size * dim * dtype.itemsize))
+            self._pages.append((memory, block_size * row * dtype.itemsize))
             return torch.frombuffer(memory, dtype=dtype).view(shape)
 
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
@@ -66,8 +68,11 @@ class KVPool(BlockPool):
     @staticmethod
     def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Memory of one block of ``block_size`` tokens in all layers, bytes."""
-        numbers = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-        return numbers * block_size * dtype.itemsize
+        rows = (
+            layer.kv_heads * sum(row_numbers(dim, dtype) for dim in (layer.key_dim, layer.value_dim))
+            for layer in layers
+        )
+        return sum(rows) * block_size * dtype.itemsize
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -88,6 +93,11 @@ class KVPool(BlockPool):
     def bytes(self) -> int:
         """Memory of all layers, bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors)
+
+    def put(self, layer: int, slots: torch.Tensor | slice, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write ``key`` and ``value`` [kv_heads, slots, dim] of one layer, as this pool holds them."""
+        self.keys[layer][:, slots] = stored(key, self.dtype)
+        self.values[layer][:, slots] = stored(value, self.dtype)
 
     def resize(self, blocks: int) -> None:
         """See `BlockAllocator.resize`. What is free above the limit is no longer memory of this process."""

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
 _ENGINE = "engine/cpu engine/attention/cpu_kernel engine/attention/layout engine/compiled"
-_OTHERS = "metrics/histogram.py ingest feeds/columns feeds/quality"
+_OTHERS = "metrics/histogram.py regions/kv_codes.py ingest feeds/columns feeds/quality"
 CODE = tuple(_ROOT / name for name in f"{_OTHERS} {_ENGINE}".split())
 """All files that define kernels, or their directories."""
 

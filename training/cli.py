@@ -182,6 +182,10 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
             help="How the model's weights are held, as model.weights; a calibration is for one way.",
         ),
         _option(
+            "--kv-dtype", type=click.Choice(["auto", "bfloat16", "int8"]), default="auto",
+            help="Type of the model's KV, as model.kv_dtype; a calibration is for one type.",
+        ),
+        _option(
             "--question", "questions", type=_FILE, multiple=True,
             help="A question of your own with its rule, labeller or labels, in TOML, in place of the "
             "eighteen; may be repeated.",
@@ -237,6 +241,7 @@ def evaluate(
     lines: Any,
     examples: int,
     weights: Any,
+    kv_dtype: Any,
     questions: tuple[Path, ...],
     json_file: Path | None,
     plots: Path | None,
@@ -270,7 +275,7 @@ def evaluate(
     source = _source(tape, form, seed, EVALUATION)
     asked = _asked_of(questions, source, window)
     read_as = dtype or ("auto" if early_exit else None)
-    model, name, revision = _read_model(path, read_as, lines, asked, adapter, examples, weights)
+    model, name, revision = _read_model(path, read_as, lines, asked, adapter, examples, weights, kv_dtype)
     if early_exit:
         _evaluate_exits(model, source, Setting(placements[0], 1, window), labels, (name, revision), json_file)
         return
@@ -279,8 +284,8 @@ def evaluate(
 
         evaluate_ahead(model, source, placements, window, labels, (name, revision), json_file, **ahead)
         return
-    # the one in the directory is of its weights as they are
-    other = weights != "auto" and calibration is None
+    # the one in the directory is of its weights and KV as they are
+    other = (weights, kv_dtype) != ("auto", "auto") and calibration is None
     fitted = None if other else _read_calibration(adapter or path, revision, model.lines, calibration)
     console, settings = _console(), {}
     for placement in dict.fromkeys(placements):
@@ -342,6 +347,7 @@ def calibrate(
     lines: Any,
     examples: int,
     weights: Any,
+    kv_dtype: Any,
     questions: tuple[Path, ...],
     until: str,
 ) -> None:
@@ -360,10 +366,10 @@ def calibrate(
 
     source = _source(tape, form, seed, TRAINING)
     asked = _asked_of(questions, source, window)
-    model, _, revision = _read_model(path, None, lines, asked, adapter, examples, weights)
+    model, _, revision = _read_model(path, None, lines, asked, adapter, examples, weights, kv_dtype)
     trained = adapter or path
-    if out is None and (weights != "auto" or not trained.is_dir()):
-        raise click.UsageError("--out is needed with --weights, and where --model is a file")
+    if out is None and ((weights, kv_dtype) != ("auto", "auto") or not trained.is_dir()):
+        raise click.UsageError("--out is needed with --weights or --kv-dtype, and where --model is a file")
     target = out or trained / "calibration.json"
     kept = _read_calibration(trained, revision, model.lines, target) if questions else None
     if model.asked.in_time:
@@ -484,11 +490,12 @@ def _read_model(
     adapter: Path | None = None,
     examples: int = 0,
     weights: Any = "auto",
+    kv_dtype: Any = "auto",
 ) -> tuple[Any, str, str]:
     """A reader of tapes, its name and revision.
 
-    With ``dtype``, ``weights`` or ``adapter``, as the daemon serves the model. ``lines``: what bars are
-    written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
+    With ``dtype``, ``weights``, ``kv_dtype`` or ``adapter``, as the daemon serves the model. ``lines``: what
+    bars are written in, where it is asked prompt by prompt. ``asked``: None for the eighteen.
     """
     import torch
 
@@ -509,11 +516,11 @@ def _read_model(
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    by_prompt = examples > 0 or weights != "auto"
+    by_prompt = examples > 0 or (weights, kv_dtype) != ("auto", "auto")
     by_prompt = by_prompt or any(each is not None for each in (asked, dtype, lines, adapter))
     if by_prompt or not is_packed(path):
         try:
-            served = Served.load(path, dtype or "auto", lines, asked, adapter, examples, weights)
+            served = Served.load(path, dtype or "auto", lines, asked, adapter, examples, weights, kv_dtype)
             return served, name_of(path, adapter), served.engine.model.revision
         except AdapterError as error:
             raise click.BadParameter(str(error), param_hint="--adapter") from None

@@ -18,6 +18,7 @@ from daemon.engine.example_turns import example_turns
 from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
+from engine.model.kv_type import KVType
 from engine.model.loaded import Weights
 from engine.model.terse import Lines
 from engine.step import Chunk, OutOfMemory
@@ -60,6 +61,7 @@ class Served:
         adapter: Path | None = None,
         examples: int = 0,
         weights: Weights = "auto",
+        kv: KVType = "auto",
     ) -> Served:
         """Load a directory as the daemon does; ``lines``: None for those that the model reads best.
 
@@ -68,7 +70,7 @@ class Served:
         Raises ModelError where the daemon would refuse the model, and where it cannot answer ``asked``.
         """
         asked = asked or Asked()
-        loaded = load_checked(directory, dtype, adapter=adapter, weights=weights)
+        loaded = load_checked(directory, dtype, adapter=adapter, weights=weights, kv=kv)
         blocks = (min(loaded.max_positions, _MAX_TOKENS) + len(asked.names) * _QUESTION) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)

@@ -119,7 +119,7 @@ class _Desk:
     """A worker with two sessions: one that is asked, and one with ``size`` bytes of KV."""
 
     def __init__(self, loaded: LoadedModel, size: int, directory: Path, threads: int) -> None:
-        token = KVPool.block_bytes(loaded.layers, 1, loaded.dtype)
+        token = KVPool.block_bytes(loaded.layers, 1, loaded.kv_dtype)
         tokens = size // token
         self.size, self.chunks, self.directory = tokens * token, -(-tokens * token // CHUNK), directory
         self.quiet_s = 1.0 if size > 1 << 22 else 0.05

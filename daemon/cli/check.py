@@ -101,6 +101,9 @@ def _model(config: Config, group: int) -> Iterator[Finding]:
                 f"{table}.weights", f"{each.loaded.weights}: {shown_bytes(each.loaded.packed_bytes)}"
             )
         pool = each.engine.pool
+        if each.loaded.kv is not None:
+            token = KVPool.block_bytes(pool.layers, 1, pool.dtype)
+            yield Finding(f"{table}.kv_dtype", f"{part.model.kv_dtype}: {token:,} bytes a token")
         place = table if number else "pool"
         yield Finding(f"{place}.{part.pool.size_key.removeprefix('pool.')}", _size(pool))
         if each.tiers.host is not None:

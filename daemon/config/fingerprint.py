@@ -72,6 +72,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
         "sessions.volumes_in": session.volumes_in if model.describe else "",
         "model.end_tokens": model.end_tokens,
         "model.examples": model.examples,
+        "model.kv_dtype": "" if model.kv_dtype == "auto" else model.kv_dtype,
         "model.weights": "" if model.weights == "auto" else model.weights,
     }
     found |= {name: value for name, value in later.items() if value}

@@ -91,6 +91,13 @@ class ModelConfig(Table, frozen=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         about("type of weights and KV; auto takes the type in the model's own file"),
     ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "bfloat16", "int8"],
+        about(
+            "type of KV on a CPU: it takes half or about a quarter of float32's memory, and costs some "
+            "accuracy; auto is that of the weights"
+        ),
+    ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], about("auto takes the GPU if there is one")] = "auto"
     weights: Annotated[
         Literal["auto", "float", "int8", "int4"],

@@ -43,6 +43,7 @@ from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.gguf import gguf_directory
+from engine.model.kv_type import KVType, with_kv
 from engine.model.loaded import Layers, LoadedModel, Weights
 from engine.model.lora import AdapterError
 from engine.model.remembered import recall, remember
@@ -353,6 +354,7 @@ def load(config: Config) -> Loaded:
             settings.layers,
             adapter_of(settings),
             settings.weights,
+            settings.kv_dtype,
         )
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
         if settings.end_tokens:
@@ -360,7 +362,7 @@ def load(config: Config) -> Loaded:
     except AdapterError as error:
         raise SettingError("model.adapter", str(error)) from error
     except (ModelError, ValueError) as error:
-        named = (each for each in ("weights", "layers") if f"model.{each}" in str(error))
+        named = (each for each in ("kv_dtype", "weights", "layers") if f"model.{each}" in str(error))
         key = next(named, "device" if "device" in str(error) else "path")
         raise SettingError(f"model.{key}", str(error)) from error
     except (MemoryError, RuntimeError) as error:
@@ -382,12 +384,13 @@ def load_checked(
     layers: Layers = "auto",
     adapter: Path | None = None,
     weights: Weights = "auto",
+    kv: KVType = "auto",
 ) -> LoadedModel:
     """The model in a directory, with its ``adapter``, its canary passed. Raises ModelError."""
     if resolve_device(device) == "cpu":
         known = recall(directory, dtype, layers, adapter=adapter, weights=weights)
         if known is not None:
-            return known
+            return with_kv(known, kv)
     # imported here: transformers' modelling code takes longer than all else of a start with a small model
     from engine.model.loading import load_model
 
@@ -396,7 +399,7 @@ def load_checked(
     )
     remember(loaded, directory, dtype, layers, adapter=adapter)
     loaded.release_plain()
-    return loaded
+    return with_kv(loaded, kv)
 
 
 def _end_tokens(prompt: PromptFormat, texts: Sequence[str]) -> frozenset[int]:
@@ -514,7 +517,7 @@ def sized_all(config: Config, models: Sequence[Loaded]) -> list[Sized]:
             found.append(_sized(part, loaded, prompt, memory))
     left += memory(HOST)
     for number, (part, (loaded, _)) in enumerate(parts):
-        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.kv_dtype)
         blocks = host_blocks(part.pool, found[number].blocks, part.scheduler.cell_budget, each, left)
         found[number] = replace(found[number], host_blocks=blocks)
         left -= blocks * each
@@ -549,7 +552,7 @@ def _of_memory(config: Config, loaded: LoadedModel, memory: SharedMemory) -> Poo
         raise SettingError("scheduler.max_batch_tokens", why) from error
     taken = peak + _for_spare(config, loaded)
     if loaded.device.type == "cpu":
-        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.kv_dtype)
         taken += asked_host_blocks(settings) * each
     blocks = blocks_of_memory(settings, loaded, free, taken)
     passes = f"passes of up to {tokens:,} tokens take {shown_bytes(peak)}"
@@ -561,7 +564,7 @@ def pool_bytes(config: Config, models: Sequence[Loaded]) -> int:
     """What pools and host tiers may take of a CPU's memory. Raises SettingError as `sized_all`."""
     found = 0
     for part, (loaded, _), room in zip(by_model(config), models, sized_all(config, models), strict=True):
-        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.dtype)
+        each = KVPool.block_bytes(loaded.layers, part.pool.block_size, loaded.kv_dtype)
         found += (room.blocks + room.host_blocks) * each
     return found
 
@@ -642,7 +645,7 @@ def _capacity(
     if not config.opens_by_partition:
         least = max(least, sizes.configured(compact))
     if not config.pool.blocks:
-        each = KVPool.block_bytes(loaded.layers, config.pool.block_size, loaded.dtype)
+        each = KVPool.block_bytes(loaded.layers, config.pool.block_size, loaded.kv_dtype)
         fitting = fitting_blocks(config.pool, loaded, memory) - _for_spare(config, loaded) // each
         needed = min(needed, max(fitting, least))
 

@@ -54,7 +54,7 @@ class SharedMemory:
 
     def take(self, settings: PoolConfig, blocks: int, loaded: LoadedModel) -> None:
         """A model has a pool of ``blocks``, and the host tier that its ``settings`` ask for."""
-        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+        each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.kv_dtype)
         for device, number in ((loaded.device, blocks), (HOST, asked_host_blocks(settings))):
             self._free[device] = self(device) - number * each
 
@@ -70,7 +70,7 @@ def check_memory(
 
     The message says what they need, what there is, the most that fits, and what there is ``room`` for then.
     """
-    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.kv_dtype)
     device, asked = loaded.device, asked_host_blocks(settings)
     free = available(device)
     sized = "" if settings.blocks else " (pool.blocks = 0 sizes the pool from the sessions)"
@@ -84,7 +84,7 @@ def check_memory(
 
 def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Available = available_bytes) -> int:
     """The most blocks of the pool that `check_memory` lets pass."""
-    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.kv_dtype)
     fit = int(SHARE * available(loaded.device)) // each
     return fit - asked_host_blocks(settings) if loaded.device.type == "cpu" else fit
 
@@ -95,7 +95,7 @@ def blocks_of_memory(settings: PoolConfig, loaded: LoadedModel, free: int, taken
     ``free``: bytes that are available; ``taken``: those that a pass, a host tier and a spare engine take of
     them. Raises SettingError where the rest is too small.
     """
-    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.kv_dtype)
     left = max(0, free - taken)
     asked = int(settings.memory if settings.memory >= 1 else settings.memory * left)
     leaves = (

@@ -28,6 +28,7 @@ from ingest.record import stream_number
 from metrics.store import MetricStore
 from regions.extents import SlotRange
 from regions.frozen import SharedBlocks
+from regions.kv_tensors import KVPool
 from regions.offload.snapshot_format import SnapshotError, SnapshotHeader, write_snapshot
 from regions.tape import Tape
 from scheduler.lifecycle import STOPPING
@@ -312,8 +313,8 @@ class Snapshots:
     def _write(self, cut: _Cut) -> SnapshotError | None:
         recovery, pool, name = self.built.recovery, self.built.engine.pool, cut.tape.name
         path = recovery.next(name, cut.settings, self._progress.get(name, Progress()))
-        token = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in pool.layers)
-        size = len(cut.header.owner) + cut.header.state.tokens * token * pool.dtype.itemsize
+        token = KVPool.block_bytes(pool.layers, 1, pool.dtype)
+        size = len(cut.header.owner) + cut.header.state.tokens * token
         try:
             recovery.files.make_room(path, size)
             write_snapshot(path, cut.header, pool, cut.ranges)

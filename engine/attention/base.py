@@ -4,13 +4,14 @@ A backend gets one layer's queries, its new keys and values, and the pool, which
 extents in place with torch's CPU flash kernel; `triton` uses its own kernels on a GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
+from regions.kv_codes import numbers, stored
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class LayerCall:
     """One layer's attention in one pass.
 
     ``query`` [q_heads, rows, key_dim]; ``new_key``, ``new_value`` [kv_heads, rows, dim]: of the batch's own
-    rows; ``keys``, ``values`` [kv_heads, slots, dim]: the layer's pool. ``sinks`` [q_heads]: one logit per
-    head that takes part in the softmax without a value (GPT-OSS).
+    rows; ``keys``, ``values`` [kv_heads, slots, numbers of a row]: the layer's pool, perhaps of another type.
+    ``sinks`` [q_heads]: one logit per head that takes part in the softmax without a value (GPT-OSS).
     """
 
     query: torch.Tensor
@@ -38,6 +39,20 @@ class LayerCall:
         """The queries of ``rows``, rotated to the frames of their keys; no rotation if ``shifts`` is None."""
         queries = self.query[:, rows]
         return queries if shifts is None else self.rotation.rotate(queries, shifts)
+
+    def as_stored(self) -> "LayerCall":
+        """The same with the batch's own keys and values as later passes find them in the pool.
+
+        Queries get the pool's type, or float32 where that has codes.
+        """
+        if self.query.dtype == self.keys.dtype:
+            return self
+        key, value = (numbers(stored(x, self.keys.dtype)) for x in (self.new_key, self.new_value))
+        return replace(self, query=self.query.to(key.dtype), new_key=key, new_value=value)
+
+    def read(self, slots: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of ``slots``, as floats."""
+        return numbers(self.keys[:, slots]), numbers(self.values[:, slots])
 
 
 class Attention(Protocol):

@@ -5,7 +5,6 @@ soft-cap.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -32,9 +31,7 @@ class CpuAttention:
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
-        if call.query.dtype != call.keys.dtype:
-            query, key, value = (x.to(call.keys.dtype) for x in (call.query, call.new_key, call.new_value))
-            call = replace(call, query=query, new_key=key, new_value=value)
+        call = call.as_stored()
         if call.softcap is not None:
             return ReferenceAttention(self._capped_scores)(call)
         output = Merged(call)
@@ -50,7 +47,7 @@ def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Ou
     query = torch.unflatten(call.rotated(part.rows, part.shifts), 0, (call.keys.shape[0], -1))
     kv_heads, groups, rows, dim = query.shape
     if part.visible is not None:
-        keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
+        keys, values = call.read(slice(part.start, part.stop))
         hidden = torch.zeros(part.visible.shape).masked_fill_(~part.visible, float("-inf"))
         yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, hidden)
         return

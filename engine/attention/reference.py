@@ -16,6 +16,7 @@ class ReferenceAttention:
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
+        call = call.as_stored()
         output = Merged(call)
         for part in call.metadata.context(call.window):
             query = call.rotated(part.rows, part.shifts)
@@ -35,8 +36,7 @@ def ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[torc
     length = part.stop - part.start
     step = -(-length // -(-length // most))
     for start in range(part.start, part.stop, step):
-        keys = slice(start, min(start + step, part.stop))
-        yield call.keys[:, keys], call.values[:, keys]
+        yield call.read(slice(start, min(start + step, part.stop)))
 
 
 def attend(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.base import LayerCall
-from engine.attention.cpu_kernel.backend import CpuKernelAttention
+from engine.attention.cpu_kernel.backend import KV_KINDS, CpuKernelAttention
 from engine.attention.cpu_kernel.flash import worker
 from engine.attention.cpu_kernel.scratch import CALL
 from engine.attention.metadata import AttentionMetadata
@@ -208,7 +208,7 @@ class Pass:
             words, hidden=states, normed=normed, rows=rows, joint=joint, cos=cos, sin=sin, angles=len(cos),
             half=cos.shape[1], positions=positions, slots=slots, query=self._query, key=self._own[0],
             value=self._own[1], attended=self._attended, mixed=mixed, pool_head=pools[0][0].stride(0),
-            pool_half=int(pools[0][0].dtype == torch.bfloat16),
+            pool_kind=KV_KINDS[pools[0][0].dtype],
         )  # fmt: skip
         words[:count, _AT["keys"]] = [keys.data_ptr() for keys, _ in pools]
         words[:count, _AT["values"]] = [values.data_ptr() for _, values in pools]

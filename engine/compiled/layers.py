@@ -30,6 +30,7 @@ from engine.compiled.packed_products import (
     HALF,
     PAIRS,
     PANEL,
+    code_pointer,
     expand,
     expand_pairs,
     float_pointer,
@@ -46,13 +47,15 @@ from engine.compiled.packed_products import (
     weighted,
     word_pointer,
 )
-from engine.cpu.vectors import LANES, MAX_LINES
+from engine.cpu.vectors import CODES, KINDS, LANES, MAX_LINES
+from regions.kv_codes import SCALE
 from support.numba_kernel import callback, kernel
 
 DEPTH = 1024
 """Inputs at a time, so that a panel's weights (256 KiB) stay in the second cache for all rows."""
 EXPANDED = 256
 """Steps at a time that are expanded from codes for more rows than `CODED_LINES`: 64 KiB."""
+_CODES = KINDS.index(CODES)
 _BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 
 _PER_PASS = (
@@ -62,9 +65,9 @@ _PER_PASS = (
     ("barrier", "thread_number", "thread_count"),
     # before attention: scratch; angles [positions, half], and int64 [rows] which of them and which slots
     ("joint", "cos", "sin", "angles", "half", "positions", "slots"),
-    # [heads, rows, dim]; pools, floats between heads
+    # [heads, rows, dim]; pools, numbers between heads, and what these are: `KINDS`
     ("query", "key", "value"),
-    ("keys", "values", "pool_head", "pool_half"),
+    ("keys", "values", "pool_head", "pool_kind"),
     # after attention: [rows, heads * dim], and scratch [rows, mixed_width]
     ("attended", "mixed"),
 )
@@ -230,17 +233,50 @@ def _rounded(word: Any) -> Any:
 
 
 @kernel
-def _put(
-    new: int, pool: int, half: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
+def _put_codes(
+    new: int, pool: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
 ) -> None:
-    """pool[:, slots] = new [heads, rows, dim], for the rows ``some``; ``half``: the pool is in bfloat16."""
+    """As `_put` into a pool of codes, to the bit what `regions.kv_codes.stored` makes of each row."""
+    source = numba.carray(float_pointer(new), (heads, rows, dim), np.float32)
+    words = numba.carray(word_pointer(new), (heads, rows, dim), np.uint32)
+    target = numba.carray(code_pointer(pool), (heads, head_step), np.int8)
+    word = np.empty(1, np.float32)
+    bits = word.view(np.uint32)
+    for h in range(heads):
+        for r in range(some[0], some[1]):
+            first, top = slots[r] * (dim + SCALE), np.uint32(0)
+            for i in range(dim):
+                # as whole numbers, the bits of sizes are in the order of sizes, and NaN is the greatest
+                top = max(top, words[h, r, i] & np.uint32(0x7FFFFFFF))
+            bits[0] = top
+            word[0] = word[0] / np.float32(127)
+            short = np.uint16(0x7FC0) if top >= np.uint32(0x7F800000) else _rounded(bits[0])
+            bits[0] = np.uint32(short) << np.uint32(16)
+            scale = word[0]
+            for i in range(dim):
+                code = np.float32(scale != scale)
+                if scale > 0:
+                    code = min(max(np.rint(source[h, r, i] / scale), np.float32(-127)), np.float32(127))
+                target[h, first + i] = np.int8(code)
+            target[h, first + dim] = np.int8(short & np.uint16(0xFF))
+            target[h, first + dim + 1] = np.int8(short >> np.uint16(8))
+
+
+@kernel
+def _put(
+    new: int, pool: int, kind: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
+) -> None:
+    """pool[:, slots] = new [heads, rows, dim], for the rows ``some``; ``kind``: number of `KINDS`."""
+    if kind == _CODES:
+        _put_codes(new, pool, heads, rows, dim, head_step, slots, some)
+        return
     source = numba.carray(word_pointer(new), (heads, rows, dim), np.uint32)
     full = numba.carray(word_pointer(pool), (heads, head_step), np.uint32)
     short = numba.carray(half_pointer(pool), (heads, head_step), np.uint16)
     for h in range(heads):
         for r in range(some[0], some[1]):
             first = slots[r] * dim
-            if half:
+            if kind:
                 for i in range(dim):
                     short[h, first + i] = _rounded(source[h, r, i])
             else:
@@ -323,7 +359,7 @@ def _split(call: Any, some: Any) -> None:
             for i in range(dim):
                 value[h, r, i] = joint[r, begin + i]
     for new, pool in ((call.key, call.keys), (call.value, call.values)):
-        _put(new, pool, call.pool_half, kv_heads, rows, dim, call.pool_head, slots, some)
+        _put(new, pool, call.pool_kind, kv_heads, rows, dim, call.pool_head, slots, some)
 
 
 @kernel

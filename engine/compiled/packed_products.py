@@ -259,8 +259,8 @@ def pointer_to(kind: Any) -> Callable[[Any], Any]:
     return pointer
 
 
-float_pointer, word_pointer, half_pointer, integer_pointer = (
-    pointer_to(kind) for kind in (types.float32, types.uint32, types.uint16, types.int64)
+float_pointer, word_pointer, half_pointer, integer_pointer, code_pointer = (
+    pointer_to(kind) for kind in (types.float32, types.uint32, types.uint16, types.int64, types.int8)
 )
 
 

@@ -23,6 +23,8 @@ LOWEST = -3.4028234663852886e38
 
 F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR, INTS, HALVES, CODES = (ir.VectorType(element, LANES) for element in (F32, I32, I16, I8))
+KINDS = VECTOR, HALVES, CODES
+"""What keys and values are stored as, by number; behind a row of `CODES` stands its scale, a bfloat16."""
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is untyped
@@ -106,14 +108,30 @@ class Vectors:
                 with taken:
                     yield kind
 
+    def each(self, number: Any) -> Iterator[Any]:
+        """Run a loop's body for each of `KINDS`; the code of that of ``number`` runs."""
+        for i, kind in enumerate(KINDS):
+            with self.builder.if_then(self.builder.icmp_signed("==", number, I64(i))):
+                yield kind
+
     def size(self, kind: Any) -> int:
         """Bytes of a vector of this kind."""
-        return VECTOR_BYTES // 2 if kind is HALVES else VECTOR_BYTES
+        return VECTOR_BYTES >> KINDS.index(kind)
 
     def read(self, address: Any, kind: Any) -> Any:
-        """The vector of ``kind`` at ``address``, as floats."""
+        """The vector of ``kind`` at ``address``, as floats; of codes, without their scale."""
         found = self.load(address, kind)
+        if kind is CODES:
+            return self.builder.sitofp(self.builder.sext(found, INTS), VECTOR)
         return self.widen(found) if kind is HALVES else found
+
+    def scaled(self, vectors: Sequence[Any], kind: Any, scale: Any) -> list[Any]:
+        """``vectors`` read of a row of ``kind``, times the row's scale at the address ``scale``."""
+        if kind is not CODES:
+            return list(vectors)
+        bits = self.builder.shl(self.builder.zext(self.load(scale, I16), I32), I32(16))
+        factor = self.splat(self.builder.bitcast(bits, F32))
+        return [self.builder.fmul(vector, factor) for vector in vectors]
 
     def write(self, vector: Any, address: Any, kind: Any) -> None:
         """Write floats as a vector of ``kind``."""

@@ -25,6 +25,8 @@ _FROZEN, _RECORD, _RECORDS, _ANSWER = 5, 7, 6, 3
 _READ = 3
 """Rows read of every other record; fewer rows use another path."""
 _FULL, _HALF = 2e-3, 1e-1
+_KV = 0.2
+"""Allowed difference with KV of another type."""
 _REROTATION = 1e-2
 """Allowed difference of two frames in half precision, in addition to twice that of one frame."""
 KEPT = 64
@@ -60,6 +62,22 @@ def check(loaded: LoadedModel, kept: torch.Tensor | None = None) -> float:
             f"in one position frame and {framed:.2g} in two; the architecture is not supported"
         )
     return framed
+
+
+def check_kv(loaded: LoadedModel, other: LoadedModel) -> float:
+    """The difference of ``other``, which has KV of another type, to ``loaded``, as `check` has it.
+
+    Raises ModelError when it is too large.
+    """
+    tokens = _tokens(loaded)
+    (expected, where), (actual, _) = (_over_regions(each, tokens, 2) for each in (loaded, other))
+    off = _difference(actual, list(range(len(where))), expected, other.kv_dtype)
+    if not off <= _KV:
+        raise ModelError(
+            f"with model.kv_dtype {str(other.kv_dtype).removeprefix('torch.')}, the logits of {loaded.name} "
+            f"differ by {off:.2g} of their size, more than {_KV}"
+        )
+    return off
 
 
 def to_keep(loaded: LoadedModel) -> torch.Tensor:

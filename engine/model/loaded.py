@@ -78,8 +78,7 @@ def region_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
     last = context.last if layer == len(context.rotations) - 1 else None
     if last is None or not last.reading:
-        context.pool.keys[layer][:, context.slots] = key[0]
-        context.pool.values[layer][:, context.slots] = value[0]
+        context.pool.put(layer, context.slots, key[0], value[0])
         if last is not None:
             raise Written
     output = context.attention(
@@ -98,7 +97,7 @@ def region_attention(
         )
     )
     # contiguous, as from transformers' own functions: a layer would otherwise copy it or fail to view it
-    return output.transpose(0, 1).contiguous()[None], None
+    return output.transpose(0, 1).to(query.dtype).contiguous()[None], None
 
 
 def wanted_of_last() -> LastLayer | None:
@@ -146,7 +145,7 @@ class LoadedModel:
     """A model ready to run over regions.
 
     ``model``: transformers'; None: its weights are in ``decoder`` alone, which then never changes.
-    ``device``, ``dtype``: of the weights, and of KV. ``layers``, ``rotations``: KV shape and query rotation
+    ``device``, ``dtype``: of the weights. ``layers``, ``rotations``: KV shape and query rotation
     of each layer; under tensor parallelism, of this rank. ``max_positions``: local positions stay below it.
     ``trims``: a pass may read only some rows of the last layer. ``described``: what the model says of itself,
     `foretick` in its config.json. ``linears``: how its linear layers run.
@@ -176,6 +175,13 @@ class LoadedModel:
     """The measurement that decided it; None where nothing was to be decided."""
     weights: Weights = "float"
     """How they are held, never ``auto``. A ``model`` has what the codes of quantised ones expand to."""
+    kv: torch.dtype | None = None
+    """The type of KV, where it is not that of the weights."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the pool's tensors."""
+        return self.kv or self.dtype
 
     @property
     def layers_run(self) -> str:

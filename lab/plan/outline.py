@@ -5,32 +5,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from engine.model.architectures import ModelError, check_known
+from engine.model.kv_type import KVType, kv_dtype
+from regions.kv_tensors import KVPool, LayerShape
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
 class Outline:
-    """``layers``, and ``width``: numbers of one token's keys in a layer, KV heads times head size.
-
-    ``number_bytes``: of weights and KV; ``weight_bytes``: of the files. ``described``: see `LoadedModel`.
-    """
+    """``token_bytes``: KV of a token. ``weight_bytes``: of the files. ``described``: see `LoadedModel`."""
 
     name: str
     tokenizer: Any
     described: Mapping[str, Any]
-    layers: int
-    width: int
-    number_bytes: int
+    token_bytes: int
     weight_bytes: int
     max_positions: int
 
 
-def outline_of(path: Path, dtype: str = "auto") -> Outline:
+def outline_of(path: Path, dtype: str = "auto", kv: KVType = "auto") -> Outline:
     """The outline of the model in directory ``path``; ``dtype`` as of `load_model`.
 
     Raises ModelError when the directory or its architecture cannot be served.
@@ -46,18 +43,16 @@ def outline_of(path: Path, dtype: str = "auto") -> Outline:
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    kept = str(getattr(text, "dtype", None) or "float32").removeprefix("torch.")
+    kept: torch.dtype = getattr(text, "dtype", None) or torch.float32
     files = next((found for kind in _WEIGHTS if (found := list(path.glob(kind)))), [])
     weights = sum(file.stat().st_size for file in files)
-    stored = _BYTES.get(kept, 4)
-    number = stored if dtype == "auto" else _BYTES[dtype]
+    served: torch.dtype = kept if dtype == "auto" else getattr(torch, dtype)
+    layer = LayerShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)
     return Outline(
         path.name,
         tokenizer,
         getattr(config, "foretick", None) or {},
-        int(text.num_hidden_layers),
-        int(getattr(text, "num_key_value_heads", None) or heads) * size,
-        number,
-        weights * number // stored,
+        KVPool.block_bytes([layer] * int(text.num_hidden_layers), 1, kv_dtype(kv, served)),
+        weights * served.itemsize // kept.itemsize,
         int(getattr(text, "max_position_embeddings", 1 << 31)),
     )

@@ -74,8 +74,7 @@ class Sources:
 
     def kv_bytes(self, tokens: float) -> float:
         """Memory of ``tokens`` tokens of KV (*Attention Once* equation 21)."""
-        outline = self.outline
-        return 2 * outline.layers * outline.width * tokens * outline.number_bytes
+        return tokens * self.outline.token_bytes
 
 
 def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
@@ -128,7 +127,7 @@ def weights_of(config: Config) -> int:
 
 
 def _outline(config: Config) -> Outline:
-    return outline_of(directory_of(config.model), config.model.dtype)
+    return outline_of(directory_of(config.model), config.model.dtype, config.model.kv_dtype)
 
 
 def device_memory(config: Config) -> int:

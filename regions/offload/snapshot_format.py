@@ -24,6 +24,7 @@ import torch
 
 from regions.allocator import Run
 from regions.extents import SlotRange
+from regions.kv_codes import row_numbers
 from regions.kv_tensors import KVPool
 from regions.offload.kv_store import Aside, Steps, StoredBlocks, StoredLost
 from regions.offload.staging import CHUNK, Staging
@@ -331,6 +332,7 @@ def _digest(data: bytes) -> bytes:
 
 def _sizes(header: SnapshotHeader) -> Iterator[int]:
     """Bytes of each tensor in the order of the file."""
-    element = torch.empty(0, dtype=getattr(torch, header.identity.dtype)).element_size()
+    dtype: torch.dtype = getattr(torch, header.identity.dtype)
     for kv_heads, *dims in header.identity.layers:
-        yield from (prod((kv_heads, dim, header.state.tokens, element)) for dim in dims)
+        rows = (row_numbers(dim, dtype) * dtype.itemsize for dim in dims)
+        yield from (prod((kv_heads, row, header.state.tokens)) for row in rows)

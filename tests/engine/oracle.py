@@ -26,6 +26,7 @@ from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.model.loading import prepare
 from engine.model.plain import is_plain
+from regions.kv_codes import numbers, stored
 from tests.kit import tolerance
 
 DEVICE = os.environ.get("FORETICK_TEST_DEVICE", "cpu")
@@ -179,6 +180,8 @@ class History:
     evicted: list[int]
     owner: list[int]
     checks: list[tuple[slice, torch.Tensor]] = field(default_factory=list)
+    stored_at: list[int] = field(default_factory=list)
+    """Local positions of all tokens, at which keys are rounded to the model's type of KV; else none are."""
 
     @classmethod
     def begin(cls, frozen: list[int]) -> History:
@@ -228,21 +231,26 @@ def _inv_freq_of(model: Any, layer: int) -> torch.Tensor:
     return getattr(rotary, f"{model.config.layer_types[layer]}_inv_freq")
 
 
-_asked: list[tuple[Any, History]] = []
+_asked: list[tuple[Any, History, torch.dtype]] = []
 
 
 def _oracle_attention(  # type: ignore[no-untyped-def]  # transformers' signature
     module, query, key, value, mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_
 ):
-    model, history = _asked[-1]
+    model, history, kind = _asked[-1]
     inv_freq = _inv_freq_of(model, module.layer_idx)
     frozen, total = history.frozen, len(history.tokens)
     here = partial(torch.tensor, device=query.device)
     coords, evicted, owner = here(history.coords), here(history.evicted), here(history.owner)
     is_frozen = torch.arange(total, device=query.device) < frozen
     groups = query.shape[1] // key.shape[1]
-    keys = key[0].repeat_interleave(groups, 0)
-    values = value[0].repeat_interleave(groups, 0).double()
+    key, value = key[0], value[0]
+    if history.stored_at:
+        at = here(history.stored_at)
+        key = _rotate(numbers(stored(_rotate(key, at, inv_freq).float(), kind)).double(), -at, inv_freq)
+        value = numbers(stored(value, kind))
+    keys = key.repeat_interleave(groups, 0)
+    values = value.repeat_interleave(groups, 0).double()
     # query and key positions for the two kinds of keys
     anchored = torch.where(is_frozen, coords, frozen + coords - evicted)
     to_frozen = _rotate(query[0], anchored, inv_freq) @ _rotate(keys, coords, inv_freq).transpose(1, 2)
@@ -277,7 +285,7 @@ AttentionInterface.register("oracle", _oracle_attention)
 @torch.inference_mode()
 def oracle_logits(loaded: LoadedModel, history: History) -> torch.Tensor:
     """Logits of every token of ``history``, fp32 [tokens, vocabulary]."""
-    _asked.append((loaded.model, history))
+    _asked.append((loaded.model, history, loaded.kv_dtype))
     loaded.model.set_attn_implementation("oracle")
     try:
         ids = torch.tensor([history.tokens], device=loaded.device)

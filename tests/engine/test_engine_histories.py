@@ -44,10 +44,10 @@ class Reader:
 class Session(TapeWithHistory):
     """One session in a small pool."""
 
-    def __init__(self, architecture: str, seed: int, directory: Path) -> None:
+    def __init__(self, loaded: LoadedModel, seed: int, directory: Path) -> None:
         rng = random.Random(seed)
         super().__init__(
-            model(architecture),
+            loaded,
             blocks=80,
             frame_limit=rng.choice([70, 100, 400]),
             retention=RETENTION,
@@ -166,7 +166,7 @@ def test_any_history_of_a_session_gives_the_oracles_logits(
     tmp_path: Path, architecture: str, seed: int, operations: list[str]
 ) -> None:
     """Appends that evict, forks that grow, are cut, preempted and swapped, swaps, compaction, snapshots."""
-    world = Session(architecture, seed, tmp_path)
+    world = Session(model(architecture), seed, tmp_path)
     world.append_some()
     for operation in operations:
         world.apply(operation)

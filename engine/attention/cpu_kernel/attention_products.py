@@ -68,14 +68,14 @@ def _product(v: Vectors, lines: int, width: int, *given: Any) -> None:
 
 
 @action(11)
-def dots(v: Vectors, lines: Any, half: Any, *given: Any) -> None:
+def dots(v: Vectors, lines: Any, number: Any, *given: Any) -> None:
     """The products of up to `MAX_LINES` lines with some of 16 keys, added lane by lane.
 
-    ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart. ``half``: keys are
-    bfloat16. ``sums``: the first key's, [lines, LANES keys, LANES]. As much as is read is prefetched from
-    ``ahead`` and ``far`` on. ``given``: as they are unpacked.
+    ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart. ``number``: of what keys
+    are stored as (`KINDS`). ``sums``: the first key's, [lines, LANES keys, LANES]. As much as is read is
+    prefetched from ``ahead`` and ``far`` on. ``given``: as they are unpacked.
     """
-    for kind in v.either(half):
+    for kind in v.each(number):
         for some in range(1, MAX_LINES + 1):
             with v.builder.if_then(v.builder.icmp_signed("==", lines, I64(some))):
                 _lane_products(v, some, kind, *given)
@@ -94,8 +94,9 @@ def _lane_products(v: Vectors, lines: int, kind: Any, *given: Any) -> None:
             for i, part in enumerate(parts):
                 query = v.load(v.at(queries, v.times(step, i), v.times(loop.index, VECTOR_BYTES)))
                 b.store(v.multiply_add(query, values, b.load(part)), part)
-        for i, part in enumerate(parts):
-            v.store(b.load(part), v.at(sums, v.times(key.index, VECTOR_BYTES), LANES * VECTOR_BYTES * i))
+        totals = v.scaled([b.load(part) for part in parts], kind, v.at(row, v.times(width, v.size(kind))))
+        for i, total in enumerate(totals):
+            v.store(total, v.at(sums, v.times(key.index, VECTOR_BYTES), LANES * VECTOR_BYTES * i))
 
 
 @action(3)

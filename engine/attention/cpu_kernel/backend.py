@@ -20,6 +20,8 @@ from engine.cpu.vectors import FLOAT, LANES
 
 _LOG2_E = math.log2(math.e)
 _DTYPES = (torch.float32, torch.bfloat16)
+KV_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""Numbers of `KINDS`, by the type of a pool."""
 _ALONE_OPERATIONS = 1 << 22
 """Fewer take one thread a few dozen microseconds, about as long as waking others."""
 _LINE = 64
@@ -29,8 +31,8 @@ Floats = npt.NDArray[np.float32]
 
 
 def serves(key_dim: int, value_dim: int, dtype: torch.dtype) -> bool:
-    """Whether the kernel has such heads: float32 or bfloat16, whole vectors of `LANES`."""
-    return dtype in _DTYPES and key_dim % LANES == 0 and value_dim % LANES == 0
+    """Whether the kernel has such heads: of whole vectors of `LANES`, in float32, bfloat16 or 8 bits."""
+    return dtype in KV_KINDS and key_dim % LANES == 0 and value_dim % LANES == 0
 
 
 @dataclass
@@ -92,7 +94,7 @@ class CpuKernelAttention:
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]. Raises ValueError for heads that are not served."""
         q_heads, rows, _ = call.query.shape
-        out = torch.empty((rows, q_heads, call.values.shape[2]), dtype=call.query.dtype)
+        out = torch.empty((rows, q_heads, call.new_value.shape[2]), dtype=call.query.dtype)
         prepared = self.prepare(call, out)
         threads = 1 if prepared.operations < _ALONE_OPERATIONS else team.threads()
         self.lend(prepared.record, [prepared], threads)
@@ -106,7 +108,7 @@ class CpuKernelAttention:
         """
         query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
         q_heads, _, key_dim = query.shape
-        kv_heads, _, value_dim = call.values.shape
+        kv_heads, _, value_dim = call.new_value.shape
         if not serves(key_dim, value_dim, call.keys.dtype) or query.dtype not in _DTYPES:
             raise ValueError(f"heads of {key_dim} and {value_dim} in {call.keys.dtype} need another backend")
         shape = Shape(kv_heads, q_heads // kv_heads, key_dim, value_dim)
@@ -124,7 +126,7 @@ class CpuKernelAttention:
             query.dtype == torch.bfloat16,
             *_placed(call.keys, 1),
             *_placed(call.values, 1),
-            call.keys.dtype == torch.bfloat16,
+            KV_KINDS[call.keys.dtype],
             out.data_ptr(),
             value_dim * out.element_size(),
             q_heads * value_dim * out.element_size(),

@@ -13,6 +13,7 @@ from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement
+from regions.kv_codes import numbers, stored
 from regions.kv_tensors import LayerShape
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def disagreement(attention: Attention, shape: LayerShape, dtype: torch.dtype) ->
     call = _small_pass(shape, dtype)
     exact = replace(
         call,
-        **{name: getattr(call, name).float() for name in ("new_key", "new_value", "keys", "values")},
+        **{name: numbers(getattr(call, name)).float() for name in ("new_key", "new_value", "keys", "values")},
     )
     worst = 0.0
     for softcap in (None, 3.0):
@@ -63,7 +64,7 @@ def _small_pass(shape: LayerShape, dtype: torch.dtype) -> LayerCall:
     heads, groups, length = min(2, shape.kv_heads), 2, 150
     generator = torch.Generator().manual_seed(1)
     keys, values = (
-        torch.randn(heads, length + 20, dim, generator=generator).to(dtype)
+        stored(torch.randn(heads, length + 20, dim, generator=generator), dtype)
         for dim in (shape.key_dim, shape.value_dim)
     )
     context = (Extent(3, length - 3, 0, 0),)
@@ -74,8 +75,8 @@ def _small_pass(shape: LayerShape, dtype: torch.dtype) -> LayerCall:
     new = [*range(length, length + 5), *range(length + 9, length + 13)]
     return LayerCall(
         torch.randn(heads * groups, len(new), shape.key_dim, generator=generator),
-        keys[:, new],
-        values[:, new],
+        numbers(keys[:, new]),
+        numbers(values[:, new]),
         keys,
         values,
         shape.key_dim**-0.5,

@@ -111,25 +111,25 @@ def _slot(extent: int, key: int) -> int:
 
 @_part
 def _copy(
-    pool: int, step: int, half: int, width: int, extent: int, start: int, stop: int, target: int
+    pool: int, step: int, kind: int, width: int, extent: int, start: int, stop: int, target: int
 ) -> None:
     """A run's keys from ``start`` to ``stop``, or their values, as floats."""
     while start < stop:
         until = min(integer_at(extent, EXTENT_FIELDS), stop)
-        copied((pool + _slot(extent, start) * step, step, until - start, width, half, target))
+        copied((pool + _slot(extent, start) * step, step, until - start, width, kind, target))
         target += (until - start) * width * VECTOR_BYTES
         start = until
         extent += EXTENT_FIELDS * LONG
 
 
 @_part
-def _transpose(call: Any, keys: int, step: int, half: int, count: int, room: Scratch) -> None:
-    """Transpose ``count`` keys from ``keys`` on, ``step`` bytes apart; ``half``: they are bfloat16."""
-    size = 2 if half else FLOAT
+def _transpose(call: Any, keys: int, step: int, kind: int, count: int, room: Scratch) -> None:
+    """Transpose ``count`` keys from ``keys`` on, ``step`` bytes apart; ``kind``: the number of `KINDS`."""
+    size = FLOAT >> kind
     for i in range(0, count, LANES):
         for d in range(0, call.key_dim, LANES):
             source, target = keys + i * step + d * size, room.tile + (d * TILE + i) * FLOAT
-            turn((source, step, count - 1 - i, half, target))
+            turn((source, step, count - 1 - i, kind, (call.key_dim - d) * size, target))
 
 
 @_part
@@ -149,7 +149,7 @@ def _few(
         own, near = keys + _slot(extent, key) * step, _slot(soon, key + TILE)
         sums = room.sums + (key - start - group) * VECTOR_BYTES
         read = room.queries, call.key_dim * FLOAT, own, step, until - key, width, sums
-        dots((lines, call.half, *read, keys + near * step, values + near * call.value_slot))
+        dots((lines, call.kind, *read, keys + near * step, values + near * call.value_slot))
         key = until
         if key == end or (key - start) % LANES == 0:
             summed((lines, room.sums, room.scores + group * FLOAT))
@@ -192,14 +192,14 @@ def _segment(
             _few(call, lines, pools, extent, start, stop, room)
         elif apart:
             depth = call.key_dim // LANES
-            _copy(keys, call.key_slot, call.half, depth, extent, start, start + count, room.keys)
+            _copy(keys, call.key_slot, call.kind, depth, extent, start, start + count, room.keys)
             _transpose(call, room.keys, query_step, 0, count, room)
         else:
-            _transpose(call, keys + slot * call.key_slot, call.key_slot, call.half, count, room)
+            _transpose(call, keys + slot * call.key_slot, call.key_slot, call.kind, count, room)
         seen, seen_step = values + slot * call.value_slot, call.value_slot
-        in_place = not call.half and (lines <= MAX_LINES or not apart)
+        in_place = not call.kind and (lines <= MAX_LINES or not apart)
         if not in_place:
-            _copy(values, seen_step, call.half, width, extent, start, start + count, room.values)
+            _copy(values, seen_step, call.kind, width, extent, start, start + count, room.values)
             seen, seen_step = room.values, call.value_dim * FLOAT
         for line in range(0, lines, per_round):
             some = min(per_round, lines - line)

@@ -20,7 +20,7 @@ SUM_FLOATS = MAX_LINES * LANES * LANES
 _ADDRESSES = (
     # tensors: the address, and steps in bytes; the innermost dimension is tight
     ("query", "query_head", "query_row", "query_half"),
-    ("keys", "key_head", "key_slot", "values", "value_head", "value_slot", "half"),
+    ("keys", "key_head", "key_slot", "values", "value_head", "value_slot", "kind"),
     ("out", "out_head", "out_row", "out_half", "sinks"),
     # sizes; dims in floats, `rotary` half of what is rotated
     ("kv_heads", "groups", "key_dim", "value_dim", "rotary"),
@@ -36,8 +36,8 @@ CALL = np.dtype(
 )
 """Arguments of `worker`: what one layer of one pass needs.
 
-``factor``: by which queries are multiplied; with ``cap``, both as `soften` takes them. ``sinks``: 0: none.
-``rooms``: one per thread, `room_floats` each.
+``kind``: what keys and values are stored as (`KINDS`). ``factor``: by which queries are multiplied; with
+``cap``, both as `soften` takes them. ``sinks``: 0: none. ``rooms``: one per thread, `room_floats` each.
 """
 
 

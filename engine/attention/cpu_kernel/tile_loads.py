@@ -18,27 +18,32 @@ from engine.cpu.vectors import (
 )
 
 
-@action(5)
-def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any) -> None:
+@action(6)
+def turn(v: Vectors, source: Any, step: Any, last: Any, number: Any, scale: Any, target: Any) -> None:
     """16 rows of 16 numbers transposed to floats whose rows are a tile apart; rows after ``last`` repeat it.
 
-    ``half``: they are bfloat16.
+    ``number``: of what they are stored as (`KINDS`). ``scale``: bytes from ``source`` to its row's scale.
     """
     b = v.builder
     rows = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(LANES)]
-    for kind in v.either(half):
-        read = [v.read(v.at(source, v.times(row, step)), kind) for row in rows]
+    for kind in v.each(number):
+        read = []
+        for row in rows:
+            at = v.at(source, v.times(row, step))
+            read += v.scaled([v.read(at, kind)], kind, v.at(at, scale))
         for i, row in enumerate(v.transposed(read)):
             v.store(row, v.at(target, TILE_BYTES * i))
 
 
 @action(6)
-def copied(v: Vectors, source: Any, step: Any, rows: Any, width: Any, half: Any, target: Any) -> None:
-    """``rows`` rows of ``width`` vectors, ``step`` apart, as floats; ``half``: they are bfloat16."""
+def copied(v: Vectors, source: Any, step: Any, rows: Any, width: Any, number: Any, target: Any) -> None:
+    """``rows`` rows of ``width`` vectors, ``step`` apart, as floats; ``number``: of `KINDS`."""
     b = v.builder
-    for kind in v.either(half):
+    for kind in v.each(number):
         with cgutils.for_range(b, rows, intp=I64) as row, cgutils.for_range(b, width, intp=I64) as loop:
-            read = v.read(v.at(source, v.times(row.index, step), v.times(loop.index, v.size(kind))), kind)
+            own = v.at(source, v.times(row.index, step))
+            read = v.read(v.at(own, v.times(loop.index, v.size(kind))), kind)
+            (read,) = v.scaled([read], kind, v.at(own, v.times(width, v.size(kind))))
             v.store(read, v.at(target, v.times(b.add(v.times(row.index, width), loop.index), VECTOR_BYTES)))
 
 

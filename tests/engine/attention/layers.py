@@ -10,6 +10,7 @@ from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
+from regions.kv_codes import numbers, stored
 
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
 
@@ -35,7 +36,8 @@ class Layer:
     ) -> None:
         self.rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         shape = (slots, kv_heads) if page_major else (kv_heads, slots)
-        pools = [torch.randn(*shape, dim, generator=generator).to(device, dtype) for dim in dims]
+        pools = [stored(torch.randn(*shape, dim, generator=generator).to(device), dtype) for dim in dims]
+        self.dim = dims[0]
         self.keys, self.values = (pool.transpose(0, 1) if page_major else pool for pool in pools)
         self.heads = kv_heads * groups
         self.rotation = FrameRotation(0.7 ** torch.arange(rotary // 2, device=device))
@@ -97,14 +99,14 @@ class Layer:
         self, window: int | None = None, softcap: float | None = None, *, sinks: bool = False
     ) -> LayerCall:
         """The pass, its new keys and values in the pool; queries as transformers hands them over."""
-        rows, dim, device = self.sequences[-1].stop, self.keys.shape[2], self.keys.device
+        rows, dim, device = self.sequences[-1].stop, self.dim, self.keys.device
         generator = torch.Generator().manual_seed(rows)
         new = [slot for s in self.sequences for slot in written(s.placement)]
         query = torch.randn(rows, self.heads, dim, generator=generator) * 2
         return LayerCall(
             query.transpose(0, 1).to(device),
-            self.keys[:, new],
-            self.values[:, new],
+            numbers(self.keys[:, new]),
+            numbers(self.values[:, new]),
             self.keys,
             self.values,
             dim**-0.5,
@@ -150,20 +152,21 @@ def unread(call: LayerCall) -> list[int]:
 
 def defined(call: LayerCall) -> torch.Tensor:
     """Attention by the definition, row by row in float64: every key within the window, at its distance."""
-    kv_heads, dim = call.keys.shape[0], call.keys.shape[2]
+    keys_held, values_held = numbers(call.keys), numbers(call.values)
+    kv_heads, dim = call.keys.shape[0], keys_held.shape[2]
     grouped = (kv_heads, call.query.shape[0] // kv_heads)
     outputs = []
     for row, keys in enumerate(seen_by_row(call.metadata, call.window)):
         slots, shifts = ([key[part] for key in keys] for part in (0, 1))
         heads = call.query[:, row].double().reshape(*grouped, 1, dim).expand(-1, -1, len(slots), -1)
         rotated_query = rotated(heads, torch.tensor(shifts), call.rotation.inv_freq)
-        scores = (rotated_query * call.keys[:, None, slots].double()).sum(-1) * call.scale
+        scores = (rotated_query * keys_held[:, None, slots].double()).sum(-1) * call.scale
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)
         if call.sinks is not None:
             scores = torch.cat((scores, call.sinks.double().view(*grouped, 1)), -1)
         weights = torch.softmax(scores, -1)[..., : len(slots)]
-        outputs.append((weights[..., None] * call.values[:, None, slots].double()).sum(2).flatten(0, 1))
+        outputs.append((weights[..., None] * values_held[:, None, slots].double()).sum(2).flatten(0, 1))
     return torch.stack(outputs, 1).float()
 
 

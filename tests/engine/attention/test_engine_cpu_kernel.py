@@ -14,7 +14,7 @@ from llvmlite import binding, ir
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
-from engine.attention.cpu_kernel.backend import CpuKernelAttention
+from engine.attention.cpu_kernel.backend import KV_KINDS, CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
 from engine.attention.cpu_kernel.task_plan import Shape, _cut, plan
 from engine.attention.reads import reads_of
@@ -23,6 +23,7 @@ from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.extents import Extent, Placement
+from regions.kv_codes import stored
 from regions.kv_tensors import LayerShape
 from tests.engine.attention.layers import Layer, defined, seen_by_row, unread
 from tests.kit import tolerance
@@ -49,7 +50,7 @@ def made(
     return layer.call()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", KV_KINDS, ids=["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(
     ("kv_heads", "groups", "dims"),
     [(1, 1, (16, 16)), (2, 4, (64, 64)), (3, 1, (128, 128)), (1, 7, (32, 80)), (1, 2, (256, 16))],
@@ -165,7 +166,7 @@ def test_threads_change_no_bit(context: int, rows: int, readers: int, threads: C
     assert torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV_KINDS)
 def test_heads_of_whole_vectors_are_served_by_the_kernel_and_others_by_torch(dtype: torch.dtype) -> None:
     assert isinstance(cpu_attention([LayerShape(2, 64, 64)], dtype), CpuKernelAttention)
     assert disagreement(CpuKernelAttention(), LayerShape(2, 64, 32), dtype) < 2.0**-16
@@ -211,14 +212,14 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_chosen(caplog: pytest.LogCapture
     assert "no such instruction" in caplog.text
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV_KINDS)
 def test_nothing_beside_a_run_is_read_into_the_result(dtype: torch.dtype) -> None:
     """All slots that no row reads are NaN or infinite; runs end within a tile and within a vector."""
     for context, rows in ((1, 1), (63, 2), (65, 9), (130, 20), (17, 3)):
         call = made(context, rows, readers=2, dtype=dtype)
         wanted = CpuKernelAttention()(call)
-        call.keys[:, unread(call)] = float("nan")
-        call.values[:, unread(call)] = float("inf")
+        for pool, beside in ((call.keys, float("nan")), (call.values, float("inf"))):
+            pool[:, unread(call)] = stored(torch.full((32,), beside), dtype)
         assert torch.equal(CpuKernelAttention()(call), wanted)
 
 
