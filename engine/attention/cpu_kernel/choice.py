@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -46,14 +47,12 @@ def cpu_attention(
 def disagreement(attention: Attention, shape: LayerShape, dtype: torch.dtype) -> float:
     """The largest difference to the definition on a small pass, relative to the largest value."""
     call = _small_pass(shape, dtype)
-    exact = replace(
-        call,
-        **{name: numbers(getattr(call, name)).float() for name in ("new_key", "new_value", "keys", "values")},
-    )
+    names = "new_key", "new_value", "keys", "values"
+    exact: dict[str, Any] = {name: numbers(getattr(call, name)).float() for name in names}
     worst = 0.0
     for softcap in (None, 3.0):
         ours = attention(replace(call, softcap=softcap))
-        theirs = ReferenceAttention()(replace(exact, softcap=softcap))
+        theirs = ReferenceAttention()(replace(call, softcap=softcap, **exact))
         off = (ours - theirs).abs().max() / theirs.abs().max()
         worst = max(worst, float(off.nan_to_num(torch.inf)))
     return worst
