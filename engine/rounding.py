@@ -24,20 +24,28 @@ if TYPE_CHECKING:
     from engine.model.loaded import LoadedModel
 
 MARGIN = 4
-ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff: half the distance between 1 and the next number of the type."""
+ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-8,
+}  # fmt: skip
+"""Unit roundoff: half the distance between 1 and the next number of the type; of codes, half a step of them
+by the largest number of a row."""
 
 
 def rounding(size: float, *, width: int, depth: int = 1, dtype: object = "float32") -> float:
     """The bound for values as large as ``size`` after ``depth`` steps of sums over ``width`` terms."""
-    u = ROUNDOFF[str(dtype).removeprefix("torch.")]
+    u = ROUNDOFF[_name(dtype)]
     accumulated = min(u, ROUNDOFF["float32"])
     return MARGIN * size * sqrt(depth) * (accumulated * sqrt(width) + u)
 
 
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def of_model(model: LoadedModel, size: float = 1.0) -> float:
     """The bound for ``model``'s logits as large as ``size``; as it is, relative to their size."""
-    return rounding(size, width=model.sizes.width, depth=model.sizes.layers, dtype=model.dtype)
+    dtype = max((_name(each) for each in (model.dtype, model.kv_dtype)), key=ROUNDOFF.__getitem__)
+    return rounding(size, width=model.sizes.width, depth=model.sizes.layers, dtype=dtype)
 
 
 def of_gap(model: LoadedModel, size: float) -> float:
