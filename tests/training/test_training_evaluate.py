@@ -11,6 +11,8 @@ import torch
 from click.testing import CliRunner
 
 from engine.model.embedded import embedded_directory
+from engine.model.revision import revision_of
+from engine.model.terse import TAPE_MODEL
 from flash.confidence import Calibration
 from ingest.compact import CompactSpec
 from tapes.generate import generate
@@ -318,6 +320,23 @@ def test_any_other_model_can_be_evaluated(tmp_path: Path) -> None:
     report = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Report)
     (scores,) = report.settings.values()
     assert len(scores) == len(QUESTIONS)
+
+
+def test_a_model_is_evaluated_with_kv_of_another_type(tmp_path: Path) -> None:
+    """As another model; a calibration of it needs a place of its own."""
+    path, found = TAPE_MODEL, tmp_path / "found.json"
+    small = ["--model", str(path), "--kv-dtype", "int8"]
+    options = ["--labels", "8", "--max-tapes", "1", "--windows", "1", "--placement", "terse"]
+    result = CliRunner().invoke(evaluate, [*small, *options, "--json", str(found)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = msgspec.json.decode(found.read_bytes(), type=Report)
+    assert report.revision != revision_of(path)
+    (scores,) = report.settings.values()
+    assert len(scores) == len(RULES) + 1
+    assert all(each.calibrated is None for each in scores)
+    refused = CliRunner().invoke(calibrate, small)
+    assert refused.exit_code == 2
+    assert "--out is needed with --weights or --kv-dtype" in refused.output
 
 
 def test_a_model_that_reads_one_kind_of_lines_is_asked_on_no_other(model: Path) -> None:
