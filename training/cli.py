@@ -178,7 +178,7 @@ def _asked(command: Callable[..., None]) -> Callable[..., None]:
             help="Worked examples before the bars, as `model.examples`; not for compact lines.",
         ),
         _option(
-            "--weights", type=click.Choice(["auto", "float", "int8", "int4"]), default="auto",
+            "--weights", type=click.Choice(["auto", "float", "int8", "int4", "fp8"]), default="auto",
             help="How the model's weights are held, as model.weights; a calibration is for one way.",
         ),
         _option(

@@ -100,10 +100,11 @@ class ModelConfig(Table, frozen=True):
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], about("auto takes the GPU if there is one")] = "auto"
     weights: Annotated[
-        Literal["auto", "float", "int8", "int4"],
+        Literal["auto", "float", "int8", "int4", "fp8"],
         about(
             "how weights are held: float as dtype says; int8 and int4 as codes of 8 and 4 bits, for plain "
-            "decoders on a CPU, which takes less memory and time for each token and costs some accuracy; "
+            "decoders on a CPU, which takes less memory and time for each token and costs some accuracy; on "
+            "a GPU these and fp8 are torchao's codes of any model, which take less memory; "
             "auto is float, or the codes of a quantised GGUF file as they are"
         ),
     ] = "auto"

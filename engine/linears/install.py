@@ -170,8 +170,12 @@ def _siblings(model: nn.Module, run: Callable[[], object], uses: Counter[int]) -
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether it is nothing but a linear layer: quantised, adapted and wrapped ones are other classes."""
-    return type(module) is nn.Linear and "forward" not in module.__dict__ and module.weight.dtype in DTYPES
+    """Whether it is nothing but a linear layer: quantised, adapted and wrapped ones have other classes, they
+    or their weights.
+    """
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return False
+    return type(module.weight.data) is torch.Tensor and module.weight.dtype in DTYPES
 
 
 def _replace(modules: Sequence[nn.Linear], parts: Sequence[Part]) -> Iterator[tuple[nn.Module, Part]]:

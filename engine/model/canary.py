@@ -16,6 +16,7 @@ from torch import nn
 from engine.device import toolchain_fault
 from engine.engine import Engine
 from engine.model.architectures import ModelError
+from engine.model.by_torchao import with_expanded
 from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.step import Chunk
@@ -109,6 +110,7 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers.
 
+    Codes of torchao's are expanded, so its products are compared with torch's own.
     Where states and sums are fp32 whatever the weights are, so is the reference.
     """
     wide = loaded.decoder is not None and loaded.decoder.in_float32
@@ -116,7 +118,7 @@ def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)
-        with loaded.linears.plain(), precise, as_written(loaded.device):
+        with loaded.linears.plain(), with_expanded(loaded.model), precise, as_written(loaded.device):
             logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         loaded.model.set_attn_implementation(ATTENTION)

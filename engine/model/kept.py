@@ -26,6 +26,7 @@ _PARTS = ("codes", "scales", "offsets")
 _FORMS = {"Q4_0": (4, 8), "Q4_1": (4, None), "Q5_0": (5, 16), "Q5_1": (5, None), "Q8_0": (8, 128)}
 """Bits of a code, and the code of 0; None: a block says what its code 0 is."""
 _FLOATS = ("F32", "F16", "BF16")
+_ON_GPU: dict[Weights, Weights] = {"int8": "torchao-int8", "int4": "torchao-int4", "fp8": "torchao-fp8"}
 
 
 def held_as(
@@ -35,9 +36,11 @@ def held_as(
 
     An ``adapter`` changes them, so a file's own codes are not theirs any longer.
     """
+    if device != "cpu":
+        return {"auto": "float", **_ON_GPU}.get(weights, weights)
     if weights != "auto":
         return weights
-    reads = layers in ("auto", "compiled") and device == "cpu" and dtype != "float16" and adapter is None
+    reads = layers in ("auto", "compiled") and dtype != "float16" and adapter is None
     return "gguf" if reads and (path / CODES).is_file() else "float"
 
 

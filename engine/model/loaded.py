@@ -23,6 +23,7 @@ from engine.compiled.packing import decoder_of, release_plain
 from engine.compiled.verdict import LayerChoice
 from engine.linears.install import Linears
 from engine.model.architectures import ModelError
+from engine.model.by_torchao import code_bytes
 from regions.kv_tensors import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
@@ -33,10 +34,13 @@ layers are packed where that measures faster; ``compiled``: the former always; `
 ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 
 
-Weights = Literal["auto", "float", "int8", "int4", "gguf"]
+Weights = Literal[
+    "auto", "float", "int8", "int4", "fp8", "gguf", "torchao-int8", "torchao-int4", "torchao-fp8"
+]
 """How weights are held. ``auto``: as the model's files have them; ``float``: in the model's dtype; ``int8``,
 ``int4``: matrices rounded to codes of 8 and 4 bits (`engine.model.quantised`), in compiled layers; ``gguf``:
-as the codes of the GGUF file that the model is from (`engine.model.kept`)."""
+as the codes of the GGUF file that the model is from (`engine.model.kept`). On a GPU ``int8``, ``int4`` and
+``fp8`` become those of torchao (`engine.model.by_torchao`)."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,10 @@ class LoadedModel:
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of the weights that compiled layers have packed; 0 where layers run otherwise."""
-        return self.decoder.bytes if isinstance(self.decoder, CompiledDecoder) else 0
+        """Memory of the weights that compiled layers have packed, or else of torchao's codes."""
+        if isinstance(self.decoder, CompiledDecoder):
+            return self.decoder.bytes
+        return 0 if self.model is None else code_bytes(self.model)
 
     def more_exact(self) -> LoadedModel | None:
         """The same model with the next slower way to run its layers; None if there is none."""

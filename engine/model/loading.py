@@ -26,6 +26,7 @@ from engine.device import out_of_memory, resolve_device
 from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
+from engine.model.by_torchao import FORMS, config_of, quantise
 from engine.model.chat_format import turn_ends
 from engine.model.fusion import fuse, fuses
 from engine.model.kept import codes_of, held_as
@@ -90,12 +91,15 @@ def load_model(
         merged.check(path)
     where = "cpu" if tensor_parallel else resolve_device(device)
     held = held_as(path, weights, "torch" if tensor_parallel else layers, dtype, where, adapter)
-    if held != "float" and (where != "cpu" or tensor_parallel):
+    by_torchao = held in FORMS and not tensor_parallel
+    if by_torchao:
+        config_of(held, where)
+    elif held != "float" and (where != "cpu" or tensor_parallel or held == "fp8"):
         raise ModelError(_not_compiled(held))
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
     # transformers needs accelerate to load parameters straight to the device; without it they are
-    # memory-mapped and copied there one by one
-    placed = {"device_map": {"": where}} if is_accelerate_available() else {}
+    # memory-mapped and copied there one by one, as those that become codes there always are
+    placed = {"device_map": {"": where}} if is_accelerate_available() and not by_torchao else {}
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         check_known(config)
@@ -111,6 +115,8 @@ def load_model(
         merged.merge(dict(model.named_parameters()))
     if why := check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0]):
         raise ModelError(f"{path}: {why}")
+    if by_torchao:
+        quantise(model, held, where)
     model = shard(model) if tensor_parallel else model.to(where)
     run: Layers = "torch" if tensor_parallel else layers
     name, revision = name_of(path, adapter), revision_of(path, adapter, held)
@@ -136,6 +142,8 @@ def prepare(
 
 
 def _not_compiled(weights: Weights) -> str:
+    if weights == "fp8":
+        return "model.weights is fp8, which a single GPU holds: on a CPU take int8 or int4"
     return (
         f"model.weights is {weights}, which compiled layers read: those of a plain decoder "
         "(llama, mistral without a window, qwen2, qwen3) in float32 or bfloat16 on a CPU"
@@ -146,7 +154,7 @@ def _quantised(
     model: Any, layers: Layers, weights: Weights, path: Path | None
 ) -> dict[str, Quantised] | None:
     """Codes of the matrices of ``model``, of directory ``path``, which then has what they expand to."""
-    if weights == "float":
+    if weights == "float" or weights in FORMS:
         return None
     if layers not in ("auto", "compiled") or not serves(model):
         raise ModelError(_not_compiled(weights))

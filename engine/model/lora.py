@@ -97,6 +97,8 @@ class Adapter:
             weight, shape = tensors.get(f"{name}.weight"), [len(b), a.shape[1]]
             if weight is None:
                 raise AdapterError(f"the adapter {self.directory} changes {name}, which the model lacks")
+            if type(weight.data) is not torch.Tensor:
+                raise AdapterError(f"the adapter {self.directory} changes {name}, whose weights are codes")
             if list(weight.shape) != shape:
                 of = f"is for a {name} of {shape}, and the model's is {list(weight.shape)}"
                 raise AdapterError(f"the adapter {self.directory} {of}: it was trained on another model")
