@@ -126,7 +126,7 @@ def test_codes_of_other_weights_are_refused(
     path = saved(tmp_path, torch.float32)
     right: Callable[[torch.Tensor], torch.Tensor] = expanded
     monkeypatch.setattr(by_torchao, "expanded", lambda weight: right(weight).roll(1, 1))
-    with pytest.raises(ModelError, match=r"^model.weights is .*_proj: torchao's codes are not those"):
+    with pytest.raises(ModelError, match="codes are not those"):
         load_model(path, device="cpu", weights=held)
 
 
