@@ -50,7 +50,7 @@ class TunePlan:
     upper: int = 0
     """Last layers that are trained; 0 is all."""
     lines: Lines = "decimal"
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.5e-4
     talk: float = 1.0
     """Weight of the divergence from the model as it was, on its own texts."""
     talk_every: int = 4
