@@ -24,7 +24,6 @@ from engine.compiled.packed_products import (
     BLOCK_BYTES,
     BYTE_PAIRS,
     BYTES,
-    CODED_LINES,
     FLOATS,
     GROUP,
     HALF,
@@ -54,7 +53,7 @@ from support.numba_kernel import callback, kernel
 DEPTH = 1024
 """Inputs at a time, so that a panel's weights (256 KiB) stay in the second cache for all rows."""
 EXPANDED = 256
-"""Steps at a time that are expanded from codes for more rows than `CODED_LINES`: 64 KiB."""
+"""Steps at a time that are expanded from codes for more rows than `MAX_LINES`: 64 KiB."""
 _CODES = KINDS.index(CODES)
 _BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 
@@ -139,7 +138,7 @@ def linear(
     ``kind`` of the weights, and of x if that is of pairs. ``start_step``: 0 for a bias. ``gate``: `gated`
     follows, so half as many columns.
 
-    `CODED_LINES` rows read codes as they are; for more they are expanded first, once for all.
+    `MAX_LINES` rows read codes as they are; for more they are expanded first, once for all.
     """
     pairs, most, read = in_pairs(kind), DEPTH, kind
     if pairs:
@@ -147,7 +146,7 @@ def linear(
     columns = PANEL * 4
     if gate:
         columns = PANEL if pairs else PANEL * 2
-    expands = kind >= BYTES and rows > CODED_LINES
+    expands = kind >= BYTES and rows > MAX_LINES
     if expands:
         most, read = EXPANDED, PAIRS if pairs else FLOATS
     steps, size = _block_of(kind)

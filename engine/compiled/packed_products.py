@@ -44,9 +44,6 @@ _HEAD = 4 * PANEL
 """Bytes of a block's scales and offsets."""
 BLOCK_BYTES = {bits: _HEAD + GROUP * PANEL * bits // 8 for bits in (8, 4)}
 IN_PAIRS = (PAIRS, BYTE_PAIRS, NIBBLE_PAIRS)
-CODED_LINES = 2
-"""Rows that read codes as they are. More of them read what the codes expand to: each tile of code takes a
-third of a second to compile."""
 CODED = {BYTES: 8, BYTE_PAIRS: 8, NIBBLES: 4, NIBBLE_PAIRS: 4}
 """Kinds of codes, and their bits."""
 _VECTORS = WIDTHS[0]
@@ -148,7 +145,7 @@ def _tile(v: Vectors, rows: int, kind: int, column: int, *read: Any) -> list[lis
 
 def _panel(v: Vectors, rows: Any, kind: int, *given: Any) -> None:
     b, (*read, out, out_step) = v.builder, given
-    for count in range(1, (CODED_LINES if kind in CODED else MAX_LINES) + 1):
+    for count in range(1, MAX_LINES + 1):
         with b.if_then(b.icmp_signed("==", rows, I64(count))):
             for column in range(0, PANEL, LANES * _VECTORS):
                 for r, own in enumerate(_tile(v, count, kind, column, *read)):
@@ -177,8 +174,6 @@ def _either(v: Vectors, kind: Any, kinds: Sequence[int]) -> Iterator[int]:
 @action(10)
 def panel_product(v: Vectors, rows: Any, kind: Any, *given: Any) -> None:
     """out[r, :PANEL] = start[r, :PANEL] + x[r, :depth] @ weights[:depth, :PANEL], at most `MAX_LINES` r.
-
-    Of codes at most `CODED_LINES` r.
 
     ``kind``: of the weights, of those without pairs. ``given``: x, x_step, depth, weights, start, start_step,
     out, out_step.
