@@ -7,6 +7,7 @@ import torch
 from bench.engine.contenders import answer_together, engine_for, read_together
 from bench.peers.contestant import Clock
 from bench.peers.protocol import Answered, Ask, Opening, Record
+from engine.model.loaded import Weights
 from engine.model.loading import load_model
 from regions.tape import Retention
 
@@ -17,7 +18,9 @@ class Ours:
     def open(self, opening: Opening) -> str:
         """Load the model and open a tape for each session."""
         torch.set_num_threads(opening.threads)
-        loaded = load_model(Path(opening.model), dtype=opening.dtype, device="cpu")
+        # a directory that was made of a file holds its codes, too: they count where the peer reads them
+        weights: Weights = "auto" if opening.file else "float"
+        loaded = load_model(Path(opening.model), dtype=opening.dtype, device="cpu", weights=weights)
         held = opening.tokens - len(opening.frozen)
         tokens = len(opening.frozen) + opening.sessions * held
         self._engine = engine_for(loaded, tokens, readers=opening.questions)
