@@ -167,7 +167,7 @@ def test_another_type_of_kv_is_another_model_and_that_of_the_weights_is_not() ->
 
 
 def test_a_gpu_has_kv_of_the_type_of_the_weights() -> None:
-    with pytest.raises(ModelError, match="which is for a CPU"):
+    with pytest.raises(ModelError, match="is for a CPU"):
         with_kv(replace(tiny("llama", layers=1), device=torch.device("cuda")), "int8")
 
 
