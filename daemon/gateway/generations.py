@@ -147,8 +147,8 @@ class Generations:
     def ask(
         self, request: messages.Ask, client: Client
     ) -> messages.AskReply | Callable[[], Awaitable[messages.AskReply]]:
-        """A standing question's ready answer that is young enough, the kept reply to the same ask, or that of
-        the ready position; else what to await for the engine's.
+        """A standing question's ready answer that is young enough, or the ready position's; else what to
+        await for the engine's.
         """
         session = self._sessions.asked(request.session, request.question, request.choices, client.tenant)
         state = self._sessions.state(session)
@@ -161,15 +161,18 @@ class Generations:
                 self._was_ready(ready.answer, request.session, client)
                 return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
             check_computed(known.question)
+        try:
+            exited = self.exits.reply(request, session, known)
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+        if exited is not None:
+            self._was_ready(None, request.session, client, exited.data_version)
+            return exited
         asked = _asked(state, session, request, known, request.choices)
         key = self._key(asked)
         if key is not None and (kept := self._kept(key, session, client.tenant)) is not None:
             self._was_ready(None, session, client, state.version)
             return _reply(request.id, kept)
-        exited = self.exits.reply(request, session, known)
-        if exited is not None:
-            self._was_ready(None, request.session, client, exited.data_version)
-            return exited
         return partial(self._computed, request.id, asked, key, client)
 
     def budgets(self, request: messages.ListBudgets, client: Client) -> messages.BudgetsReply:

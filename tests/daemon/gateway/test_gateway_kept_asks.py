@@ -11,7 +11,7 @@ from daemon import protocol
 from daemon.ages import Times
 from daemon.api.auth import Access
 from daemon.api.generation import Finished, Generate, ModelEntry, Turn
-from daemon.api.messages import Ask, AskReply, ReplyMetadata
+from daemon.api.messages import Ask, AskReply
 from daemon.gateway.answer_cache import tier_of
 from daemon.tenants import LOCAL, Client, Tenant
 from flash.question import Question
@@ -78,20 +78,6 @@ async def rig() -> Rig:
     rig = Rig()
     assert await rig.ask(ASK()) is not None
     return rig
-
-
-async def test_a_kept_reply_goes_before_an_early_exit(rig: Rig) -> None:
-    """It answers the question; the ready position says what the model favoured before it read any."""
-    metadata = ReplyMetadata(session="aaa", data_version=4, model="m")
-    times, fast = rig.sessions.states["aaa"].times, {"NO": 6, "YES": 5}
-    assert times is not None
-    rig.generations.exits.on_ready(protocol.ReadyLogits("aaa", 4, 6, 9.0, fast, metadata, times))
-    eager = msgspec.structs.replace(ASK(), early_exit=1.0)
-    found, other = rig.kept(eager), rig.kept(msgspec.structs.replace(eager, question="Is it loud?"))
-    assert found is not None
-    assert (found.text, tier_of(found)) == ("YES", "cached")
-    assert other is not None
-    assert (other.text, tier_of(other)) == ("NO", "ready")
 
 
 async def test_the_same_ask_at_the_same_version_gets_the_reply_again_which_says_so(rig: Rig) -> None:
