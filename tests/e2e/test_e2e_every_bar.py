@@ -42,7 +42,8 @@ async def test_bars_that_all_come_at_once_are_each_answered(tmp_path: Path) -> N
             assert daemon.count("flash_coalesced", session=session) == 0
             assert daemon.count("bars", session=session) == BARS
             assert any("provisional" in each.flags for each in answers)
-        assert all(daemon.count("snapshots_written", session=name) > 0 for name in ("aaa", "bbb"))
+        for name in ("aaa", "bbb"):
+            await until(lambda name=name: daemon.count("snapshots_written", session=name) > 0)
 
 
 async def test_a_session_that_is_removed_while_it_is_answered_holds_nothing_up() -> None:

@@ -182,7 +182,7 @@ def call_of(laid: Laid, groups: int, dtype: torch.dtype, window: int | None) -> 
         [torch.randn(KV_HEADS, n, DIM, generator=generator).to(dtype) for n in lengths] for _ in "kv"
     )
     query = 2 * torch.randn(KV_HEADS * groups, metadata.rows, DIM, generator=generator)
-    new = torch.empty(0)  # the kernel reads them in the pool
+    new = torch.empty(KV_HEADS, 0, DIM)  # the kernel reads them in the pool
     rotation = FrameRotation(0.7 ** torch.arange(DIM // 2))
     pools = laid.pool(keys), laid.pool(values)
     return LayerCall(query, new, new, *pools, DIM**-0.5, None, window, metadata, rotation)
