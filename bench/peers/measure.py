@@ -96,7 +96,7 @@ def file(run: SuiteRun) -> Iterator[Figure]:
         raise MeasurementFailed("the part file needs --model, a GGUF file")
     for dtype in run.dtypes:
         directory = gguf_directory(run.model.absolute(), dtype)
-        yield from _measured(replace(run, dtypes=[dtype]), FILE, directory)
+        yield from _measured(replace(run, dtypes=[dtype]), FILE, directory, str(run.model.absolute()))
 
 
 @dataclass
@@ -164,7 +164,7 @@ def race(scenario: Run, peers: Sequence[Peer], conductor: Conductor) -> dict[str
     return {name: results for name, results in found.items() if results.asked}
 
 
-def _measured(run: SuiteRun, plan: Plan, released: Path | None = None) -> Iterator[Figure]:
+def _measured(run: SuiteRun, plan: Plan, released: Path | None = None, file: str = "") -> Iterator[Figure]:
     """All dtypes in turn, each with processes of its own; on random weights, or ``released`` ones."""
     model = released or embedded_directory(**(_TINY if run.quick else EIGHTY_SHAPE))
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model, local_files_only=True))
@@ -174,7 +174,6 @@ def _measured(run: SuiteRun, plan: Plan, released: Path | None = None) -> Iterat
     peers, plan = peers_of(run), run.sized(plan, plan.quick)
     for dtype in run.dtypes:
         run.say(f"{plan.name}, {dtype}, weights in {model}")
-        file = str(run.model.absolute()) if run.model is not None and run.model.is_file() else ""
         scenario = run_of(plan, prompt, str(model), dtype, run.threads, file)
         with (
             tempfile.TemporaryDirectory(prefix="foretick-peers") as directory,

@@ -36,7 +36,7 @@ TABLES = frozenset({_FACTORS, _LONG, _SHORT})
 """Tensors that are no weights: what frequencies are divided by."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _PERIODS = {"gemma2": 2, "gemma3": 6}
-"""Every so many layers one has no window."""
+"""Layers from one without a window to the next."""
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 """Gemma of 27 billion weights, by number of layers: as llama.cpp, no field says how it scales scores."""
 

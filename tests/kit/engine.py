@@ -13,6 +13,7 @@ from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, History, Window, tiny
+from tests.kit import tolerance
 
 
 def tokens(rng: random.Random, n: int) -> list[int]:
@@ -28,6 +29,18 @@ def append(engine: Engine, tape: Tape, *records: Sequence[int], at: int = 0) -> 
     logits = engine.logits([Chunk(tape, flat)])
     tape.commit(lengths, [at] * len(lengths))
     return logits
+
+
+def assert_logits_over_regions(loaded: LoadedModel, given: Sequence[int], expected: torch.Tensor) -> None:
+    """60 tokens ``given`` to a tape, one and then many in a pass, have the logits ``expected``."""
+    engine = Engine(loaded, blocks=40, block_size=4)
+    tape = engine.open_tape("a", given[:7], Retention(100))
+    found = []
+    for first, stop in ((7, 8), (8, 40), (40, 60)):
+        tape.acquire(stop - first)
+        found.append(engine.logits([Chunk(tape, given[first:stop])], range(stop - first)))
+        tape.commit([stop - first])
+    tolerance.assert_logits(loaded, torch.cat(found), expected[7:])
 
 
 def ask(engine: Engine, fork: Fork, question: Sequence[int]) -> torch.Tensor:

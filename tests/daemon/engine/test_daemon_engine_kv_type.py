@@ -1,4 +1,4 @@
-"""`model.kv_dtype`: what it is told apart by, what a block and a plan then take, and what is refused."""
+"""`model.kv_dtype`: how its models differ, what a block and a plan then take, and what is refused."""
 
 from pathlib import Path
 

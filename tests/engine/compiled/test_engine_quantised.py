@@ -10,17 +10,14 @@ from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.layers import DEPTH, EXPANDED
 from engine.compiled.packed_products import GROUP, PANEL
 from engine.compiled.packing import Panels, _interleaved, _moved, _pairs, _panels
-from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.loaded import Layers, Weights
 from engine.model.loading import prepare
 from engine.model.quantised import EMBEDDING, HEAD, Quantised, quantised
-from engine.step import Chunk
-from regions.tape import Retention
 from tests.engine.compiled.test_engine_compiled import multiplied, needs_pairs
 from tests.engine.oracle import random_weights, tiny_config
-from tests.kit import tolerance
+from tests.kit.engine import assert_logits_over_regions
 
 BITS = [8, 4]
 INPUTS = ["floats", pytest.param("pairs", marks=needs_pairs)]
@@ -120,14 +117,7 @@ def test_a_quantised_model_gives_the_dense_logits_of_its_expanded_weights(
     loaded.release_plain()
     assert (loaded.decoder.embedding is None) == tied
     assert not tied or loaded.model.get_input_embeddings().weight.numel() == 0
-    engine = Engine(loaded, blocks=40, block_size=4)
-    tape = engine.open_tape("a", tokens[:7], Retention(100))
-    found = []
-    for first, stop in ((7, 8), (8, 40), (40, 60)):
-        tape.acquire(stop - first)
-        found.append(engine.logits([Chunk(tape, tokens[first:stop])], range(stop - first)))
-        tape.commit([stop - first])
-    tolerance.assert_logits(loaded, torch.cat(found), expected[7:])
+    assert_logits_over_regions(loaded, tokens, expected)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from torch import nn
 
 from daemon.cli.main import main
-from engine.engine import Engine
 from engine.graphs.runner import capture_obstacle
 from engine.linears.install import install_linears
 from engine.model import by_torchao, canary
@@ -25,10 +24,8 @@ from engine.model.kept import held_as
 from engine.model.loaded import ATTENTION, Layers, LoadedModel, Weights
 from engine.model.loading import load_model
 from engine.model.probe import single_token
-from engine.step import Chunk
-from regions.tape import Retention
 from tests.engine.oracle import random_weights, tiny_config, words
-from tests.kit import tolerance
+from tests.kit.engine import assert_logits_over_regions
 from tests.kit.programs import unavailable
 from tests.kit.weights import smollm2_directory
 
@@ -61,14 +58,7 @@ def assert_dense(loaded: LoadedModel) -> None:
     canary.check(loaded)
     tokens = torch.randint(3, 90, (60,), generator=torch.Generator().manual_seed(6)).tolist()
     expected = canary.dense_logits(loaded, tokens)
-    engine = Engine(loaded, blocks=40, block_size=4)
-    tape = engine.open_tape("a", tokens[:7], Retention(100))
-    found = []
-    for first, stop in ((7, 8), (8, 40), (40, 60)):
-        tape.acquire(stop - first)
-        found.append(engine.logits([Chunk(tape, tokens[first:stop])], range(stop - first)))
-        tape.commit([stop - first])
-    tolerance.assert_logits(loaded, torch.cat(found), expected[7:])
+    assert_logits_over_regions(loaded, tokens, expected)
 
 
 @pytest.mark.usefixtures("torchao")
