@@ -10,7 +10,6 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from daemon.config.schema import OFF, QuestionConfig, RecoveryConfig
 from feeds.codec import encode
@@ -23,7 +22,7 @@ from tests.kit.config import sessions
 from tests.kit.daemon import SYMBOLS, Daemon, Topics, command, kafka_toml
 from tests.kit.fixtures import RealKafka
 from tests.kit.inproc import ANSWERS, RunningDaemon, Tape, running
-from tests.kit.kafka import create_topics
+from tests.kit.kafka import create_topics, producing
 
 RECORDS = 6
 """Of a second: three trades of each symbol in turn."""
@@ -90,9 +89,7 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
     await create_topics(real_kafka.bootstrap, {topic: 1})
     config, tape = inproc_config(recovery=RecoveryConfig(OFF)), Tape("V:AAA")
     began_ms = int(time.time() * 1000) - 24 * 3_600_000
-    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap)
-    await producer.start()
-    try:
+    async with producing(real_kafka.bootstrap) as producer:
         found = []
         for seconds in (range(7), range(7, 9)):
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
@@ -107,8 +104,6 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
                     await until(lambda d=daemon, at=at: at < START or any(a.as_of >= at for a in d.answers()))
                 assert await daemon.gateway.stop()
             found.append(daemon.answers())
-    finally:
-        await producer.stop()
     before, after = found
     assert [a.basis.window_bars for a in before if a.basis][::6] == list(range(1, 7))
     assert [a.basis.window_bars for a in after if a.basis][::6] == [7, 8]
@@ -136,7 +131,7 @@ async def test_many_sessions_of_one_partition_restart_without_a_repeat(
     def published(daemon: RunningDaemon) -> list[Answer]:
         return [each for each in daemon.sink.messages(ANSWERS) if isinstance(each, Answer)]
 
-    async with AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap) as producer:
+    async with producing(real_kafka.bootstrap) as producer:
         for seconds in (range(3), range(3, 5)):
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
             async with running(config, source) as daemon:

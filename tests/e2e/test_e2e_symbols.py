@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from daemon.config.schema import (
     OFF,
@@ -36,7 +35,7 @@ from tests.kit.daemon import invoke
 from tests.kit.fixtures import RealKafka
 from tests.kit.http import request
 from tests.kit.inproc import RunningDaemon, running
-from tests.kit.kafka import create_topics
+from tests.kit.kafka import create_topics, producing
 
 ROLL = 6
 LAST = 12
@@ -238,9 +237,7 @@ async def test_a_window_that_is_read_again_from_the_log_is_as_it_was(
     await create_topics(real_kafka.bootstrap, {topic: 1})
     kept = sessions(ES, retention_tokens=1024, retention_records=3)
     config = config_of(rolled(roll), sessions=kept, recovery=RecoveryConfig(OFF))
-    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap)
-    await producer.start()
-    try:
+    async with producing(real_kafka.bootstrap) as producer:
         for seconds in (range(stop), range(stop, LAST)):
             wanted = newest_of(roll, range(seconds.stop - 1), 3)
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
@@ -255,8 +252,6 @@ async def test_a_window_that_is_read_again_from_the_log_is_as_it_was(
                 version = daemon.state("es").version
                 await until(lambda v=version: [a.data_version for a in daemon.answers("es")][-1:] == [v])  # type: ignore[misc]  # as above
                 assert await daemon.gateway.stop()
-    finally:
-        await producer.stop()
 
 
 def newest_of(roll: Roll, seconds: range, count: int) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import OffsetOutOfRangeError
 
@@ -15,6 +15,7 @@ from feeds.mock_broker import MockBroker
 from feeds.source import CommitPoint, Incoming
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.kit import until
+from tests.kit.kafka import producing
 from tests.kit.kafka_clients import KafkaClients, take
 from tests.kit.records import TOPIC
 
@@ -29,22 +30,16 @@ def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 async def write(clients: KafkaClients, count: int, partition: int = 0, payload: bytes = b"x") -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=clients.bootstrap)
-    await producer.start()
-    try:
+    async with producing(clients.bootstrap) as producer:
         for _ in range(count):
             await producer.send_and_wait(clients.topic, payload, partition=partition)
-    finally:
-        await producer.stop()
 
 
 async def flood(clients: KafkaClients) -> None:
     """More than the embedded broker keeps, in batches of one record."""
-    producer = AIOKafkaProducer(bootstrap_servers=clients.bootstrap)
-    await producer.start()
-    for _ in range(12):
-        await producer.send_and_wait(clients.topic, bytes(900_000), partition=0)
-    await producer.stop()
+    async with producing(clients.bootstrap) as producer:
+        for _ in range(12):
+            await producer.send_and_wait(clients.topic, bytes(900_000), partition=0)
 
 
 async def delete(clients: KafkaClients, partition: int, before: int) -> None:
@@ -214,24 +209,22 @@ async def test_deleted_marks_of_transactions_and_what_was_read_are_no_loss(
     """Also where the log is empty from where it was read to."""
     source = await real.open_source(real.topic, poll_ms=50)
     got = follow(real, source)
-    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap, transactional_id=real.topic)
-    await producer.start()
+    async with producing(real.bootstrap, transactional_id=real.topic) as producer:
 
-    async def commit(count: int) -> None:
-        async with producer.transaction():
-            for _ in range(count):
-                await producer.send(real.topic, b"x", partition=0)
+        async def commit(count: int) -> None:
+            async with producer.transaction():
+                for _ in range(count):
+                    await producer.send(real.topic, b"x", partition=0)
 
-    for count in (3, 2):
-        await commit(count)
-    await producer.begin_transaction()
-    await producer.send_and_wait(real.topic, b"never", partition=0)
-    await producer.abort_transaction()  # 3 + 1, 2 + 1, 1 + 1: the end is 9
-    await until(lambda: len(got) == 5 and source.reached[real.topic, 0][1] == 9)
-    await delete(real, 0, before=9)
-    await asyncio.sleep(1.0)
-    await commit(1)
-    await producer.stop()
+        for count in (3, 2):
+            await commit(count)
+        await producer.begin_transaction()
+        await producer.send_and_wait(real.topic, b"never", partition=0)
+        await producer.abort_transaction()  # 3 + 1, 2 + 1, 1 + 1: the end is 9
+        await until(lambda: len(got) == 5 and source.reached[real.topic, 0][1] == 9)
+        await delete(real, 0, before=9)
+        await asyncio.sleep(1.0)
+        await commit(1)
     await until(lambda: len(got) == 6)
     assert [message.offset for message in got] == [0, 1, 2, 4, 5, 9]
     assert source.deleted == {}
@@ -254,9 +247,7 @@ async def test_gaps_of_a_compacted_topic_are_no_loss(
     await admin.start()
     await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=often)])
     await admin.close()
-    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap)
-    await producer.start()
-    async with KafkaClients(real.bootstrap, topic) as clients:
+    async with producing(real.bootstrap) as producer, KafkaClients(real.bootstrap, topic) as clients:
         sent = 0
 
         async def offsets() -> list[int]:
@@ -282,7 +273,6 @@ async def test_gaps_of_a_compacted_topic_are_no_loss(
             while len(found := await offsets()) >= sent - 1:  # noqa: ASYNC110 - the cleaner sends no event
                 await asyncio.sleep(2.0)
         assert found[0] > 1, "the committed offset is not there any more"
-    await producer.stop()
     assert not told.records
 
 

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_follower import KafkaFollower
 from feeds.source import CommitPoint, StartPosition
 from tests.feeds.test_feeds_kafka_log import Notes, T, produce, two_partitions
+from tests.kit.kafka import producing
 from tests.kit.kafka_clients import KafkaClients, take
 
 
@@ -98,14 +99,13 @@ async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_
 async def test_marks_of_transactions_hide_nothing_and_let_nothing_through(real: KafkaClients) -> None:
     """Every limit of a topic with committed and aborted transactions."""
     topic = real.topic
-    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap, transactional_id=topic)
-    await producer.start()
-    for n in range(5):
-        await producer.begin_transaction()
-        for _ in range(2):
-            await producer.send_and_wait(topic, b"x", partition=0)
-        await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
-    await producer.stop()  # offsets 3k and 3k+1 are records, 3k+2 is a mark
+    async with producing(real.bootstrap, transactional_id=topic) as producer:
+        for n in range(5):
+            await producer.begin_transaction()
+            for _ in range(2):
+                await producer.send_and_wait(topic, b"x", partition=0)
+            await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
+    # offsets 3k and 3k+1 are records, 3k+2 is a mark
     kept = [n for n in range(15) if n % 3 < 2 and n // 3 != 1]
     async with consuming(real.bootstrap) as consumer:
         partition = TopicPartition(topic, 0)

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from feeds.kafka_follower import FOLLOW_S
 from feeds.kafka_source import KafkaSource
 from feeds.source import HandingOverSource, Incoming, Partition, StandbySource
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.kit import until
+from tests.kit.kafka import producing
 from tests.kit.kafka_clients import KafkaClients
 
 PARTITIONS = 2
@@ -28,16 +28,12 @@ class Trading:
         self.sent = 0
 
     async def run(self) -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap)
-        await producer.start()
-        try:
+        async with producing(self._bootstrap) as producer:
             while True:
                 for partition in range(PARTITIONS):
                     await producer.send_and_wait(self._topic, b"%d" % self.sent, partition=partition)
                 self.sent += 1
                 await asyncio.sleep(0.02)
-        finally:
-            await producer.stop()
 
 
 @asynccontextmanager

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 
 from feeds import kafka_member
 from feeds.kafka_source import KafkaSource
 from feeds.source import CommitFailed, CommitPoint, Incoming, LogSource, Partition, StartPosition
 from tests.kit import until
+from tests.kit.kafka import producing
 from tests.kit.kafka_clients import KafkaClients
 from tests.kit.records import TOPIC as T
 
@@ -112,11 +113,9 @@ class Notes:
 
 
 async def produce(bootstrap: str, topic: str, count: int, partitions: int = 1) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
-    await producer.start()
-    for n in range(count):
-        await producer.send_and_wait(topic, str(n).encode(), partition=n % partitions)
-    await producer.stop()
+    async with producing(bootstrap) as producer:
+        for n in range(count):
+            await producer.send_and_wait(topic, str(n).encode(), partition=n % partitions)
 
 
 async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_committed(
@@ -341,17 +340,15 @@ async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_
 async def test_a_topic_of_transactions_is_committed_to_its_end(real: KafkaClients) -> None:
     """Its last offsets are marks, which are no records; a start looks for a record before them."""
     topic = real.topic
-    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap, transactional_id=topic)
-    await producer.start()
-    for n in range(4):
-        await producer.begin_transaction()
-        await producer.send_and_wait(topic, str(n).encode(), partition=0)
-        await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
-    for _ in range(3):
-        await producer.begin_transaction()
-        await producer.send_and_wait(topic, b"never", partition=0)
-        await producer.abort_transaction()
-    await producer.stop()
+    async with producing(real.bootstrap, transactional_id=topic) as producer:
+        for n in range(4):
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic, str(n).encode(), partition=0)
+            await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
+        for _ in range(3):
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic, b"never", partition=0)
+            await producer.abort_transaction()
     source = real.source(topic, poll_ms=50)
     notes = Notes(source, "")
     await source.start()

@@ -17,7 +17,7 @@ from feeds.kafka_client import Clients
 from feeds.kafka_progress import ProgressTopic, ensure_topic, is_compacted, read_progress
 from feeds.source import CommitFailed, CommitPoint
 from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics
+from tests.kit.kafka import create_topics, producing
 
 pytestmark = pytest.mark.kafka
 P, Q = ("ticks", 0), ("ticks", 1)
@@ -88,8 +88,7 @@ async def test_a_reader_waits_for_an_open_transaction_and_reads_no_aborted_one(
     reader = open_topic()
     await reader.join({})
     key = msgspec.json.encode(["g", *P, "w/aaa"])
-    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap, transactional_id=topic)
-    async with producer:
+    async with producing(real_kafka.bootstrap, transactional_id=topic) as producer:
         for value, commits in ((b"1", True), (b"2", False), (b"3", True)):
             await producer.begin_transaction()
             await producer.send_and_wait(topic, value, key)
@@ -103,7 +102,7 @@ async def test_a_reader_waits_for_an_open_transaction_and_reads_no_aborted_one(
 async def test_records_of_others_are_passed_by(real_kafka: RealKafka, topic: str, open_topic: Open) -> None:
     reader = open_topic()
     await reader.join({})
-    async with AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap) as producer:
+    async with producing(real_kafka.bootstrap) as producer:
         for key in (b"by hand", b'["g", "ticks"]', b'["other", "ticks", 0, "w/aaa"]'):
             await producer.send_and_wait(topic, b"x", key)
     assert (await reader.join({P: CommitPoint(0)}))[P].state == {}

@@ -5,7 +5,6 @@ import json
 from functools import partial
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from feeds.codec import decode_record, encode, make_headers
 from feeds.decimals import from_units
@@ -17,6 +16,7 @@ from feeds.source import CommitPoint, ConnectionState, Incoming, PublishRefused,
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.kit import until
 from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import producing
 from tests.kit.kafka_bytes import Rec, store
 from tests.kit.kafka_bytes import batch as batch_of
 from tests.kit.kafka_clients import KafkaClients, next_offsets, take
@@ -183,12 +183,10 @@ async def test_a_start_finds_its_place_by_the_times_of_records(
 ) -> None:
     """A record a minute for three hours; windows hold ten minutes, and a group has committed an offset."""
     now, topic = 1_723_161_255_000_000_000, real.topic
-    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap)
-    await producer.start()
-    for n in range(180):
-        at = now // 10**6 - (180 - n) * 60_000
-        await producer.send(topic, encode(trade(n)), partition=0, timestamp_ms=at)
-    await producer.stop()
+    async with producing(real.bootstrap) as producer:
+        for n in range(180):
+            at = now // 10**6 - (180 - n) * 60_000
+            await producer.send(topic, encode(trade(n)), partition=0, timestamp_ms=at)
     before = await real.open_source(topic)
     await take(before, 1)
     await before.commit({(topic, 0): CommitPoint(committed)})

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.kit.programs import need, unavailable
@@ -40,6 +42,17 @@ async def create_topics(bootstrap: str, topics: Mapping[str, int], replicas: int
     finally:
         await admin.close()
     assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
+
+
+@asynccontextmanager
+async def producing(bootstrap: str, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """A started producer, closed whatever happens: one that a failed test leaves open fails a later test."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **settings)
+    try:
+        await producer.start()
+        yield producer
+    finally:
+        await producer.stop()
 
 
 def resolve_jars() -> Path:

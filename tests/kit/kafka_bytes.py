@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.util import calc_crc32c
 
 from feeds.kafka_batches import CODECS
+from tests.kit.kafka import producing
 
 NAMES = {"none": 0} | {name: number for number, (name, *_) in CODECS.items()}
 
@@ -92,9 +92,7 @@ def _code(reply: Any) -> int:
 
 async def store(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
     """Have the broker store batches as they are; raises where it refuses one."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
-    await producer.start()
-    try:
+    async with producing(bootstrap) as producer:
         await producer.partitions_for(topic)
         for each in batches:
             request = ProduceRequest(None, -1, 10_000, [(topic, [(partition, each)])])
@@ -104,5 +102,3 @@ async def store(bootstrap: str, topic: str, partition: int, *batches: bytes) -> 
                     if code not in _NOT_YET:
                         raise RuntimeError(f"the broker refuses a batch: error {code}")
                     await asyncio.sleep(0.05)
-    finally:
-        await producer.stop()

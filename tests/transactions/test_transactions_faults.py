@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
@@ -22,7 +22,7 @@ from feeds.kafka_transactions import (
 from feeds.librdkafka import check_group_metadata
 from feeds.source import CommitPoint, Membership, PublishRefused
 from tests.kit import until
-from tests.kit.kafka import KafkaServer, create_topics
+from tests.kit.kafka import KafkaServer, create_topics, producing
 from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
 from tests.transactions.copying import RIGHT, TIMEOUT_S, Copy, Verdict, hanging, librdkafka
 
@@ -257,11 +257,9 @@ async def test_a_transaction_that_hangs_is_found() -> None:
     with KafkaServer(more={"transaction.partition.verification.enable": "false"}) as server:
         topic = "hanging"
         await create_topics(server.bootstrap, {topic: 1})
-        producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap, transactional_id="hanging")
-        await producer.start()
-        await producer.begin_transaction()
-        # as if the coordinator had been told
-        producer._txn_manager._txn_partitions.add(TopicPartition(topic, 0))
-        await producer.send_and_wait(topic, b"0", partition=0)
-        await producer.stop()
+        async with producing(server.bootstrap, transactional_id="hanging") as producer:
+            await producer.begin_transaction()
+            # as if the coordinator had been told
+            producer._txn_manager._txn_partitions.add(TopicPartition(topic, 0))
+            await producer.send_and_wait(topic, b"0", partition=0)
         assert [each.split()[:2] for each in hanging(server)] == [[topic, "0"]]

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +26,7 @@ from feeds.source import Incoming, SinkStopped
 from tests.daemon.audit.broker import run_everything, run_fill
 from tests.kit.daemon import invoke
 from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics
+from tests.kit.kafka import create_topics, producing
 
 SECOND = 1_000_000_000
 NOON = 1_723_161_600 * SECOND
@@ -337,11 +336,9 @@ def test_nulls_of_a_record_are_kept_as_empty(broker: MakeTopics) -> None:
     bootstrap, (dlq, source, _) = broker(1)
 
     async def produce() -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
-        await producer.start()
-        await producer.send_and_wait(source, b"{", headers=[("trace", None), ("a", b"1"), ("a", b"2")])
-        await producer.send_and_wait(source, None, key=b"k", headers=[("encoding", None)])
-        await producer.stop()
+        async with producing(bootstrap) as producer:
+            await producer.send_and_wait(source, b"{", headers=[("trace", None), ("a", b"1"), ("a", b"2")])
+            await producer.send_and_wait(source, None, key=b"k", headers=[("encoding", None)])
 
     asyncio.run(produce())
     got = asyncio.run(received(bootstrap, source, 2))
