@@ -29,8 +29,9 @@ _int, _option = click.IntRange, partial(click.option, show_default=True)
 @_option("--rank", type=_int(1), default=32, help="With --base: rank of the adapter.")
 @_option("--upper", type=_int(0), default=0, help="With --base: train its last layers only; 0 is all.")
 @_option("--lines", type=click.Choice(_LINES), default="decimal", help="With --base: how bars are written.")
-@_option("--window", type=_int(32), default=48, help="With --base: bars of a tape.")
-@_option("--cuts", type=_int(1), default=8, help="With --base: bars of a tape behind which it is asked.")
+@_option("--reading", type=_int(0), default=0, help="With --base: first steps, in which nothing is asked.")
+@_option("--window", type=_int(32), default=64, help="With --base: bars of a tape.")
+@_option("--cuts", type=_int(1), default=4, help="With --base: bars of a tape behind which it is asked.")
 @_option("--rate", type=click.FloatRange(0, min_open=True), default=1.5e-4, help="With --base: its rate.")
 @_option("--labels", type=_int(1), default=400, help="With --base: labels of each question at the end.")
 @_option("--steps", type=_int(1), default=7900, help="Steps, cooldown included.")
@@ -101,7 +102,7 @@ def _train_adapter(base: Path, out: Path, resume: Path | None, options: dict[str
     from training.tune import TunePlan
     from training.tune_run import tune
 
-    names = ("steps", "cooldown", "seed", "tokens", "window", "cuts", "rank", "upper", "lines")
+    names = ("steps", "cooldown", "seed", "reading", "tokens", "window", "cuts", "rank", "upper", "lines")
     plan = TunePlan(**{name: options[name] for name in names}, learning_rate=options["rate"])
     if base.suffix == ".gguf":
         base = _expanded(base, "auto")

@@ -1,4 +1,8 @@
-"""Training of a released language model on generated tapes: seeded, resumable, and held to how it talked."""
+"""Training of a released language model on generated tapes: seeded, resumable, and held to how it talked.
+
+It first only reads: each bar teaches all margins, so gradients are steady enough for a high rate. Then
+it is asked: a step has some twenty answers of about one bit each, and takes a low one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +35,7 @@ _LATER = 0.1
 _DIGITS = 0.4
 """Weight of each token of a number."""
 _MEASURES_WEIGHT = 2.0
+_READING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -40,17 +45,20 @@ class TunePlan:
     steps: int
     cooldown: int
     seed: int = 0
+    reading: int = 0
+    """First steps, in which nothing is asked."""
     tokens: int = 8192
     """Tokens in a step, about."""
-    window: int = 48
-    """Bars of a tape; questions are asked behind those of its second half."""
-    cuts: int = 8
-    """Bars of a tape behind which questions are asked."""
+    window: int = 64
+    """Bars of a tape."""
+    cuts: int = 4
+    """Bars of a tape behind which questions are asked, each from its own part of those with all labels."""
     rank: int = 32
     upper: int = 0
     """Last layers that are trained; 0 is all."""
     lines: Lines = "decimal"
     learning_rate: float = 1.5e-4
+    """While it's asked."""
     talk: float = 1.0
     """Weight of the divergence from the model as it was, on its own texts."""
     talk_every: int = 4
@@ -59,25 +67,36 @@ class TunePlan:
     """First steps, over which the rate rises; at most a tenth of all."""
 
 
-def tape_loss(model: TunedModel, prompts: Prompts, balance: Balance, exact: int) -> tuple[Tensor, Any]:
-    """The loss of a tape, and the cross entropy of each answer's first token [branches].
+class Lesson(NamedTuple):
+    """What a tape taught. ``entropy`` [branches]: the cross entropy of each answer's first token.
 
-    ``exact``: the number of the question whose answer is a number.
+    ``signs`` [bars, questions]: 1 where the last head's margin has the right sign, nan without a label.
     """
+
+    loss: Tensor
+    entropy: Tensor
+    signs: Tensor
+
+
+def learn(model: TunedModel, prompts: Prompts, balance: Balance, exact: int) -> Lesson:
+    """``exact``: the number of the question whose answer is a number; those before it have margins."""
     found = prompts.pack
     logits, read = model(found, found.rows, torch.from_numpy(prompts.bars))
+    assert read is not None, "bars were given"
+    wanted, known = (torch.from_numpy(each) for each in prompts.measures)
+    apart = functional.smooth_l1_loss(read, wanted.expand_as(read), reduction="none", beta=0.3)
+    loss = _MEASURES_WEIGHT * (apart * known).sum() / (known.sum().clamp(min=1) * len(read))
+    right = (read[-1].detach().sign() == wanted[0].sign()).float()
+    signs = torch.where(known[0], right, torch.nan)[:, :exact]
+    if not prompts.queries:
+        return Lesson(loss, torch.zeros(0), signs)
     entropy = functional.cross_entropy(logits, found.targets, reduction="none")
     first = torch.ones_like(found.branch, dtype=torch.bool)
     first[1:] = found.branch[1:] != found.branch[:-1]
     is_number = torch.tensor([each.question == exact for each in prompts.queries])[found.branch]
     weight = torch.from_numpy(balance.weights(prompts.queries))[found.branch]
     weight = torch.where(is_number, _DIGITS, torch.where(first, weight, _LATER))
-    loss = (entropy * weight).sum() / len(prompts.queries)
-    wanted, known = (torch.from_numpy(each) for each in prompts.measures)
-    assert read is not None, "bars were given"
-    apart = functional.smooth_l1_loss(read, wanted.expand_as(read), reduction="none", beta=0.3)
-    loss = loss + _MEASURES_WEIGHT * (apart * known).sum() / (known.sum().clamp(min=1) * len(read))
-    return loss, entropy.detach()[first]
+    return Lesson(loss + (entropy * weight).sum() / len(prompts.queries), entropy.detach()[first], signs)
 
 
 def divergence(model: TunedModel, tokens: Sequence[int]) -> Tensor:
@@ -141,24 +160,31 @@ class Run:
             source = Generated(_SEEDS + plan.seed, TRAINING)
             self._batch = batch, source.batch(self.prompts.vocabulary, plan.window, plan.window, batch)
         rng = np.random.default_rng([plan.seed, number])
-        half = np.arange(plan.window // 2, plan.window)
-        cuts = np.sort(rng.choice(half, min(plan.cuts, len(half)), replace=False))
-        return self._batch[1], place, cuts.tolist()
+        first = max(rule.bars for rule in self.prompts.asked.rules) - 1
+        parts = np.array_split(np.arange(first, plan.window), plan.cuts)
+        cuts = [int(rng.choice(part)) for part in parts if len(part)]
+        return self._batch[1], place, cuts
 
-    def _prompts(self, number: int) -> Prompts:
-        return self.prompts.of(*self.drawn(number), range(len(self.prompts.asked.names)))
+    def _prompts(self, number: int, reads: bool = False) -> Prompts:
+        return self.prompts.of(*self.drawn(number), range(0 if reads else len(self.prompts.asked.names)))
+
+    def _rate(self) -> float:
+        reads = self.step < self.plan.reading
+        return (_READING_RATE if reads else self.plan.learning_rate) * rate(self.step, self._schedule)
 
     def advance(self) -> dict[str, Any]:
-        """One step; returns tokens, entropy by question, and divergence."""
+        """One step; returns tokens, divergence, and by question the entropy and the share of right signs."""
         exact, names = len(self.prompts.asked.rules), self.prompts.asked.names
         entropy: dict[str, list[float]] = {}
+        signs: list[Tensor] = []
         tokens = 0
         for number in range(self.tapes):
-            prompts = self._prompts(self.step * self.tapes + number)
-            loss, found = tape_loss(self.model, prompts, self.balance, exact)
-            (loss / self.tapes).backward()  # type: ignore[no-untyped-call]  # torch's has no annotation
+            prompts = self._prompts(self.step * self.tapes + number, self.step < self.plan.reading)
+            lesson = learn(self.model, prompts, self.balance, exact)
+            (lesson.loss / self.tapes).backward()  # type: ignore[no-untyped-call]  # torch's has no annotation
             tokens += len(prompts.pack.ids)
-            for query, each in zip(prompts.queries, found.tolist(), strict=True):
+            signs.append(lesson.signs)
+            for query, each in zip(prompts.queries, lesson.entropy.tolist(), strict=True):
                 entropy.setdefault(names[query.question], []).append(each)
         every = self.plan.talk_every
         if self.step % every == 0:
@@ -169,12 +195,14 @@ class Run:
             tokens += 2 * len(text)
         torch.nn.utils.clip_grad_norm_(self.model.learnt().values(), 1.0)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.plan.learning_rate * rate(self.step, self._schedule)
+            group["lr"] = self._rate()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         means = {name: float(np.mean(each)) for name, each in entropy.items()}
-        return {"tokens": tokens, "entropy": means, "divergence": self.apart}
+        right = torch.cat(signs).nanmean(0).tolist()
+        shares = {name: share for name, share in zip(names, right, strict=False) if share == share}
+        return {"tokens": tokens, "entropy": means, "divergence": self.apart, "signs": shares}
 
     def train(self) -> Iterator[dict[str, Any]]:
         """Take all steps that are left; yields the log of each."""

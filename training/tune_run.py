@@ -121,7 +121,8 @@ def expected(loaded: Loaded, run: Run) -> str:
         f"{len(model.loras)} matrices get a LoRA of rank {plan.rank}, {learnt / 1e6:.2f}M weights to learn.\n"
         f"{plan.steps:,} steps of about {tokens:,} tokens, {plan.steps * tokens / 1e6:.1f}M in all: each has "
         f"{run.tapes} tapes of {plan.window} bars in {plan.lines} lines with "
-        f"some {len(run.first.queries)} questions, and every {plan.talk_every} steps a text."
+        f"some {len(run.first.queries)} questions, none in the first {plan.reading:,} steps, and every "
+        f"{plan.talk_every} steps a text."
     )
 
 
@@ -134,15 +135,20 @@ def carry_out(
     with (out / "log.jsonl").open("a", encoding="utf-8") as file:
         for log in run.train():
             began, tokens = log["seconds"], log["tokens"]
-            mean = sum(log["entropy"].values()) / len(log["entropy"])
             speed = f"{tokens / max(began, 1e-9):,.0f} tokens/s"
-            advance(run.step, f"loss {mean:.3f}, KL {log['divergence']:.3f}, {speed}")
+            advance(run.step, f"{_said(log)}, KL {log['divergence']:.3f}, {speed}")
             file.write(json.dumps(log) + "\n")
             file.flush()
             if run.step % _SAVED_EVERY == 0 or run.step == run.plan.steps:
                 run.save(out / "last.pt")
                 write_adapter(loaded.model.adapter(out, loaded.revision), loaded.directory.name)
             yield log
+
+
+def _said(log: dict[str, Any]) -> str:
+    """How a step went: its answers' mean entropy, or where it only read, how many margins it got right."""
+    kind = "entropy" if log["entropy"] else "signs"
+    return f"{kind} {sum(log[kind].values()) / max(len(log[kind]), 1):.3f}"
 
 
 def measured(
