@@ -26,7 +26,7 @@ from training.prompt_pack import Branch, pack
 from training.served import Served
 from training.sources import Asked, Generated, Setting
 from training.tape_prompts import Prompts
-from training.tune import TunedReader, TunePlan, divergence, own_texts
+from training.tune import TunedReader, TunePlan, divergence, learn, own_texts
 from training.tune_run import Loaded, begin
 
 CHATML = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
@@ -211,6 +211,71 @@ def test_labels_are_those_of_the_rules(base: Path) -> None:
     packed = prompts.pack
     kept = [n for n, each in enumerate(prompts.queries) if each.question < 5]
     assert [decode(packed.targets[packed.branch == n]) for n in kept] == answers
+
+
+def test_each_cut_is_in_its_own_part_of_the_bars_with_labels(base: Path) -> None:
+    """Consolidation needs thirty bars; a number of cuts beyond the bars there are asks behind each once."""
+    _, run = begun(base, replace(PLAN, window=64, cuts=3))
+    for number in range(20):
+        _, _, (one, two, three) = run.drawn(number)
+        assert 29 <= one < 41 <= two < 53 <= three < 64
+    _, few = begun(base, replace(PLAN, cuts=8))
+    assert few.drawn(0)[2] == [29, 30, 31]
+
+
+def test_a_run_reads_before_it_is_asked(base: Path) -> None:
+    """At a rate of its own, on the tapes alone."""
+    loaded, run = begun(base, replace(PLAN, steps=6, reading=4, talk_every=5, warm=1))
+    moved(loaded)
+    tapes = [sum(len(run.prompts.of(*run.drawn(step * run.tapes + n), ()).pack.ids) for n in range(run.tapes))
+             for step in range(4)]  # fmt: skip
+    logs, rates = [], []
+    for _ in range(6):
+        logs.append(run.advance())
+        rates.append(run.optimiser.param_groups[0]["lr"])
+    assert rates == [pytest.approx(each) for each in [1e-3] * 4 + [1.5e-4] * 2]
+    assert [each["tokens"] for each in logs[1:4]] == tapes[1:]
+    assert [bool(each["entropy"]) for each in logs] == [False] * 4 + [True] * 2
+    assert all(0 <= share <= 1 for each in logs for share in each["signs"].values())
+
+
+class Knowing:
+    """In place of a model: it reads what the tape's measures are, times ``factor``."""
+
+    def __init__(self, prompts: Prompts, factor: float) -> None:
+        self._read = factor * torch.from_numpy(prompts.measures[0])
+
+    def __call__(
+        self, pack: Any, rows: torch.Tensor, bars: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(rows), 1), self._read.expand(2, -1, -1, -1)[:, 0]
+
+
+def test_signs_and_loss_of_reading_are_of_the_rules_margins(base: Path) -> None:
+    _, run = begun(base)
+    drawn, tape, _ = run.drawn(0)
+    prompts = run.prompts.of(drawn, tape, (), ())
+    known = np.stack([rule.label(drawn.levels).value[tape] != UNDEFINED for rule in RULES[:5]], -1)
+    for factor, sign in ((1.0, 1.0), (-1.0, 0.0)):
+        lesson = learn(Knowing(prompts, factor), prompts, run.balance, 5)  # type: ignore[arg-type]  # all it takes
+        assert (lesson.signs.isnan().numpy() == ~known).all()
+        assert bool((lesson.signs.nan_to_num(sign) == sign).all())
+        assert (float(lesson.loss) == 0) == (factor == 1)
+
+
+def test_reading_learns(base: Path) -> None:
+    """What heads read of one tape comes near to its measures."""
+    loaded, run = begun(base, replace(PLAN, reading=1))
+    prompts = run.prompts.of(*run.drawn(0)[:2], (), ())
+    optimiser = torch.optim.AdamW(loaded.model.learnt().values(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        lesson = learn(loaded.model, prompts, run.balance, 5)
+        lesson.loss.backward()  # type: ignore[no-untyped-call]  # torch's has no annotation
+        optimiser.step()
+        losses.append(float(lesson.loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_text_stands_for_the_steps_between(base: Path) -> None:
