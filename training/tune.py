@@ -36,6 +36,7 @@ _DIGITS = 0.4
 """Weight of each token of a number."""
 _MEASURES_WEIGHT = 2.0
 _READING_RATE = 1e-3
+"""The first rate, which falls to that of answers while it reads: kept up, it forgets how to talk."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,9 @@ class Run:
         return self.prompts.of(*self.drawn(number), range(0 if reads else len(self.prompts.asked.names)))
 
     def _rate(self) -> float:
-        reads = self.step < self.plan.reading
-        return (_READING_RATE if reads else self.plan.learning_rate) * rate(self.step, self._schedule)
+        last, reading = self.plan.learning_rate, self.plan.reading
+        share = max(1 - self.step / reading, 0.0) if reading else 0.0
+        return (last + max(_READING_RATE - last, 0.0) * share) * rate(self.step, self._schedule)
 
     def advance(self) -> dict[str, Any]:
         """One step; returns tokens, divergence, and by question the entropy and the share of right signs."""

@@ -224,7 +224,7 @@ def test_each_cut_is_in_its_own_part_of_the_bars_with_labels(base: Path) -> None
 
 
 def test_a_run_reads_before_it_is_asked(base: Path) -> None:
-    """At a rate of its own, on the tapes alone."""
+    """On the tapes alone, at a rate that falls to that of answers."""
     loaded, run = begun(base, replace(PLAN, steps=6, reading=4, talk_every=5, warm=1))
     moved(loaded)
     tapes = [sum(len(run.prompts.of(*run.drawn(step * run.tapes + n), ()).pack.ids) for n in range(run.tapes))
@@ -233,7 +233,7 @@ def test_a_run_reads_before_it_is_asked(base: Path) -> None:
     for _ in range(6):
         logs.append(run.advance())
         rates.append(run.optimiser.param_groups[0]["lr"])
-    assert rates == [pytest.approx(each) for each in [1e-3] * 4 + [1.5e-4] * 2]
+    assert rates == [pytest.approx(1.5e-4 + 8.5e-4 * share) for share in (1, 0.75, 0.5, 0.25, 0, 0)]
     assert [each["tokens"] for each in logs[1:4]] == tapes[1:]
     assert [bool(each["entropy"]) for each in logs] == [False] * 4 + [True] * 2
     assert all(0 <= share <= 1 for each in logs for share in each["signs"].values())
