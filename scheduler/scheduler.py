@@ -80,7 +80,7 @@ class Scheduler:
         self._costs, self._tier = costs, tier
         self._inbox = Inbox(clock) if inbox is None else inbox  # an empty one is false
         self._grouping = Grouping() if limits.grouping else None
-        self._speculation = Speculation(limits, memory)
+        self._speculation = Speculation(limits, memory, costs)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
         order, self._learn = waiting_order(ordering, index, rng, memory.block_size)
         self.queues = Queues(ordering.key, order)

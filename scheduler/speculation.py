@@ -9,7 +9,7 @@ above the high-water mark: a draft never preempts a request or shrinks a prompt'
 from collections.abc import Iterable, Sequence
 
 from regions.pool_metadata import BlockPool
-from scheduler.interfaces import Limits
+from scheduler.interfaces import Costs, Limits
 from scheduler.planner import Entry, reserve
 from scheduler.request import Request
 
@@ -60,10 +60,13 @@ class NgramProposer:
 
 
 class Speculation:
-    """Adds drafts to running answers; keeps each request's tokens and acceptance rate."""
+    """Adds drafts to running answers; keeps each request's tokens and acceptance rate.
 
-    def __init__(self, limits: Limits, memory: BlockPool) -> None:
-        self._limits, self._memory = limits, memory
+    Without ``costs`` a draft is taken to be free.
+    """
+
+    def __init__(self, limits: Limits, memory: BlockPool, costs: Costs | None = None) -> None:
+        self._limits, self._memory, self._costs = limits, memory, costs
         self._reserve = reserve(memory, limits)
         self._proposers: dict[int, NgramProposer] = {}
 
@@ -72,12 +75,15 @@ class Speculation:
         if not self._limits.max_drafts:
             return list(entries)
         decoders = sum(entry.work.decoding for entry in entries)
-        left = self._limits.max_batch_tokens - sum(entry.tokens for entry in entries)
+        if not decoders:
+            return list(entries)
+        tokens = sum(entry.tokens for entry in entries)
+        left, price = self._limits.max_batch_tokens - tokens, self._price(tokens, decoders)
         out: list[Entry] = []
         for entry in entries:
             request = entry.work
             if left > 0 and request.decoding and isinstance(request, Request):
-                drafts = self._propose(request, left, decoders)
+                drafts = self._propose(request, left, decoders, price)
                 if drafts and self._allocate(request, 1 + len(drafts)):
                     left -= len(drafts)
                     entry = entry._replace(drafts=tuple(drafts))
@@ -92,9 +98,16 @@ class Speculation:
         """Drop the state of a request that ended."""
         self._proposers.pop(request.id, None)
 
-    def _propose(self, request: Request, left: int, decoders: int) -> list[int]:
+    def _price(self, tokens: int, decoders: int) -> float:
+        """What one more draft of each answer adds to a pass over ``tokens``, over the pass's own time."""
+        most = self._limits.max_drafts
+        if self._costs is None or not (alone := self._costs.recompute_ns(tokens)):
+            return 0.0
+        return max(self._costs.recompute_ns(tokens + most * decoders) / alone - 1, 0.0) / most
+
+    def _propose(self, request: Request, left: int, decoders: int, price: float) -> list[int]:
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
-        cap = draft_cap(limits, decoders, 1.0 if proposer is None else proposer.acceptance, generated)
+        cap = draft_cap(limits, decoders, 1.0 if proposer is None else proposer.acceptance, generated, price)
         # the last token of an answer needs no drafts after it
         most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
@@ -129,13 +142,29 @@ def permitted(request: Request, guesses: Sequence[int], most: int) -> list[int]:
     return drafts
 
 
-def draft_cap(limits: Limits, decoders: int, acceptance: float, generated: int) -> int:
-    """Most drafts for one request: `max_drafts`, or fewer with many answers or a low acceptance rate.
+def draft_cap(limits: Limits, decoders: int, acceptance: float, generated: int, price: float = 0.0) -> int:
+    """Most drafts for one request: `max_drafts`, or fewer with many answers, low acceptance or a high price.
 
-    The expected gain falls geometrically along a draft, so its length follows the acceptance rate. Below
-    `draft_give_up` one draft is tried every `draft_retry` tokens (``generated`` so far), to notice a change.
+    The expected gain falls geometrically along a draft, so its length follows the acceptance rate. Where that
+    is below `draft_give_up`, or no draft is worth its ``price`` (`worthwhile`), one draft is tried every
+    `draft_retry` tokens (``generated`` so far), to notice a change.
     """
     share = min(limits.max_drafts, limits.max_draft_rows // max(1, decoders))
-    if acceptance < limits.draft_give_up:
+    most = min(share, max(1, round(limits.max_drafts * acceptance)))
+    worth = worthwhile(most, acceptance, price)
+    if acceptance < limits.draft_give_up or not worth:
         return min(share, 1) if generated % limits.draft_retry == 0 else 0
-    return min(share, max(1, round(limits.max_drafts * acceptance)))
+    return worth
+
+
+def worthwhile(most: int, acceptance: float, price: float) -> int:
+    """The number of drafts, at most ``most``, with the most tokens for the time of a pass.
+
+    The k-th draft is accepted with ``acceptance`` to the k, and each adds ``price`` to a pass that takes 1.
+    """
+    best, best_rate, tokens = 0, 1.0, 1.0
+    for drafts in range(1, most + 1):
+        tokens += acceptance**drafts
+        if (rate := tokens / (1 + price * drafts)) >= best_rate:
+            best, best_rate = drafts, rate
+    return best

@@ -9,6 +9,7 @@ from bench.engine.contenders import embedded
 from bench.engine.scenario import Size, scenario_in
 from bench.figures import Figure, Goal, Setting, median_ratio
 from bench.run import SuiteRun, Turns
+from daemon.engine.cost_probe import measured_costs
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.chat_format import PromptFormat
@@ -21,7 +22,7 @@ from engine.step import Chunk, Executor, SampledToken
 from regions.pool_metadata import BlockPool
 from regions.radix import RadixCache
 from regions.streaming_kv import StreamingPrompt
-from scheduler.interfaces import Limits, PriorityClass
+from scheduler.interfaces import Costs, Limits, PriorityClass
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 
@@ -142,11 +143,15 @@ def counted(requests: Sequence[Request]) -> Counts:
 
 
 def answered(
-    executor: Executor, pool: BlockPool, requests: Sequence[Request], limits: Limits
+    executor: Executor,
+    pool: BlockPool,
+    requests: Sequence[Request],
+    limits: Limits,
+    costs: Costs | None = None,
 ) -> Sequence[Request]:
     """The requests, answered all at once. Raises RuntimeError where one failed."""
     ticks = count()
-    scheduler = Scheduler(executor, pool, limits, lambda: next(ticks))
+    scheduler = Scheduler(executor, pool, limits, lambda: next(ticks), costs=costs)
     for request in requests:
         scheduler.submit(request)
     while scheduler.step():
@@ -159,8 +164,9 @@ def answered(
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Answers of several models to prompts of eight bars: free text, the best token or drawn at 0.8, and JSON
     of a schema. The tokens are generated once without drafts; which drafts would have been accepted follows
-    from them, at all thresholds. *At once* answers share each pass. *Time* is of the same answers with drafts
-    over without, in turn on one engine, the prompts in the prefix cache.
+    from them, at all thresholds, were drafts free. *At once* answers share each pass. *Time* is of the same
+    answers with drafts over without, in turn on one engine, the prompts in the prefix cache, and with the
+    engine's costs, so that no more is drafted than pays.
     """
     models = {"embedded": embedded(run)}
     if run.model is not None:
@@ -224,12 +230,13 @@ def timed(
     run: SuiteRun, engine: Engine, case: Case, base: Setting, answers: Sequence[Sequence[int]]
 ) -> Iterator[Figure]:
     """The time of one answer alone, and of all at once, with drafts over without."""
+    costs = measured_costs(engine, _DEFAULTS.max_batch_tokens, host_blocks=0)
     for which in (slice(0, 1), slice(None)):
         expected = answers[which]
 
         def way(most: int, which: slice = which) -> list[list[int]]:
             requests = case.requests(engine.open_prompt, which)
-            answered(engine, engine.pool, requests, replace(_DEFAULTS, max_drafts=most))
+            answered(engine, engine.pool, requests, replace(_DEFAULTS, max_drafts=most), costs)
             return [request.output for request in requests]
 
         turns = Turns(*(lambda most=most: way(most) for most in _TIMED))

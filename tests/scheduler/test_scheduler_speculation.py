@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.step import Chunk, SampledToken
 from scheduler.interfaces import Limits
 from scheduler.request import State
-from scheduler.speculation import NgramProposer, draft_cap
+from scheduler.speculation import NgramProposer, draft_cap, worthwhile
 from tests.kit.scheduler.fakes import FakeExecutor
 from tests.kit.scheduler.harness import Harness
 
@@ -68,6 +68,25 @@ def test_an_answer_gives_up_at_its_rate_and_tries_again_after_so_many_tokens(
         assert caps == [1, *[0] * (retry - 1)] * 2, "one try now and then"
     else:
         assert all(caps)
+
+
+@given(st.integers(0, 16), st.floats(0, 1), st.floats(0, 3))
+def test_as_many_drafts_as_give_most_tokens_for_the_time(most: int, acceptance: float, price: float) -> None:
+    """By the definition: the expected tokens of a pass over what it takes, of each number of drafts."""
+
+    def rate(drafts: int) -> float:
+        return sum(acceptance**k for k in range(drafts + 1)) / (1 + price * drafts)
+
+    found = worthwhile(most, acceptance, price)
+    assert 0 <= found <= most
+    assert rate(found) >= max(map(rate, range(most + 1))) * (1 - 1e-12)
+
+
+def test_drafts_that_cost_more_than_they_bring_are_tried_now_and_then() -> None:
+    limits = Limits(max_drafts=4, draft_retry=16)
+    assert [draft_cap(limits, 1, a, 5, price=0.25) for a in (1.0, 0.5, 0.3, 0.2)] == [4, 1, 1, 0]
+    assert draft_cap(limits, 1, 0.2, 16, price=0.25) == 1
+    assert draft_cap(limits, 1, 0.2, 5) == 1, "free ones"
 
 
 class Parrot(FakeExecutor):
