@@ -9,7 +9,7 @@ from bench.engine.contenders import embedded
 from bench.engine.scenario import Size, scenario_in
 from bench.figures import Figure, Goal, Setting, median_ratio
 from bench.run import SuiteRun, Turns
-from daemon.engine.cost_probe import measured_costs
+from daemon.engine.cost_probe import LARGEST_TRANSFER, measured_costs
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.chat_format import PromptFormat
@@ -230,7 +230,7 @@ def timed(
     run: SuiteRun, engine: Engine, case: Case, base: Setting, answers: Sequence[Sequence[int]]
 ) -> Iterator[Figure]:
     """The time of one answer alone, and of all at once, with drafts over without."""
-    costs = measured_costs(engine, _DEFAULTS.max_batch_tokens, host_blocks=0)
+    costs = measured_costs(engine, _DEFAULTS.max_batch_tokens, LARGEST_TRANSFER)
     for which in (slice(0, 1), slice(None)):
         expected = answers[which]
 
