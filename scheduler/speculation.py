@@ -17,6 +17,8 @@ LENGTHS = (3, 2)
 """Lengths of the n-grams to look up, the longer first."""
 HISTORY = 4096
 """Newest tokens of a prompt to index; bounds the memory of a request."""
+BEGIN, BEGIN_GRAMMAR = 0.5, 1.0
+"""Acceptance rate of an answer before its first drafts: of free text, and under a grammar."""
 FORGET = 0.1
 """Weight of the newest verification in the acceptance rate."""
 
@@ -24,8 +26,8 @@ FORGET = 0.1
 class NgramProposer:
     """Proposes drafts from one request's tokens. Adding a token and proposing take constant time."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.acceptance = 1.0
+    def __init__(self, prompt: Sequence[int], acceptance: float = BEGIN) -> None:
+        self.acceptance = acceptance
         """Share of accepted drafts, an exponential average."""
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
@@ -107,13 +109,14 @@ class Speculation:
 
     def _propose(self, request: Request, left: int, decoders: int, price: float) -> list[int]:
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
-        cap = draft_cap(limits, decoders, 1.0 if proposer is None else proposer.acceptance, generated, price)
+        begin = BEGIN if request.spec.grammar is None else BEGIN_GRAMMAR
+        cap = draft_cap(limits, decoders, begin if proposer is None else proposer.acceptance, generated, price)
         # the last token of an answer needs no drafts after it
         most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
             return []
         if proposer is None:
-            proposer = self._proposers[request.id] = NgramProposer(request.prompt)
+            proposer = self._proposers[request.id] = NgramProposer(request.prompt, begin)
         proposer.extend(request.output[len(proposer) - len(request.prompt) :])
         return permitted(request, proposer.propose(most), most)
 
