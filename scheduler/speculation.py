@@ -110,7 +110,8 @@ class Speculation:
     def _propose(self, request: Request, left: int, decoders: int, price: float) -> list[int]:
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
         begin = BEGIN if request.spec.grammar is None else BEGIN_GRAMMAR
-        cap = draft_cap(limits, decoders, begin if proposer is None else proposer.acceptance, generated, price)
+        acceptance = begin if proposer is None else proposer.acceptance
+        cap = draft_cap(limits, decoders, acceptance, generated, price)
         # the last token of an answer needs no drafts after it
         most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
