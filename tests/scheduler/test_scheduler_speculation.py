@@ -7,6 +7,7 @@ from operator import contains
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,23 +113,26 @@ def run(
     prompts: Sequence[Sequence[int]],
     executor: FakeExecutor,
     spec: Mapping[str, Any] = MappingProxyType({}),
+    tokens: int = 23,
     **limits: int,
 ) -> tuple[Harness, list[list[int]]]:
     made = Limits(max_batch_tokens=64, chunk_min=3, chunk_max=8, max_new_tokens=64, **limits)
     h = Harness(limits=made, executor=executor)
-    asked = [h.ask(prompt, max_tokens=23, **spec) for prompt in prompts]
+    asked = [h.ask(prompt, max_tokens=tokens, **spec) for prompt in prompts]
     h.run()
     assert all(request.state is State.FINISHED for request in asked)
     assert h.memory.free_blocks == h.memory.total_blocks
     return h, [request.output for request in asked]
 
 
-def test_drafts_that_prove_right_save_passes_and_change_nothing() -> None:
+@pytest.mark.parametrize(("tokens", "spec"), [(40, {}), (23, {"grammar": lambda _output, _left: range(5)})])
+def test_drafts_that_prove_right_save_passes_and_change_nothing(tokens: int, spec: dict[str, Any]) -> None:
+    """Free text begins with fewer drafts than a grammar, so it takes a longer answer to save as much."""
     prompts = [[0, 1, 2, 3, 4, 0, 1], [3, 4, 0, 1, 2, 3]]
-    plain, expected = run(prompts, Parrot(), max_drafts=0)
-    drafted, found = run(prompts, Parrot(), max_drafts=4)
+    plain, expected = run(prompts, Parrot(), spec, tokens, max_drafts=0)
+    drafted, found = run(prompts, Parrot(), spec, tokens, max_drafts=4)
     assert found == expected
-    assert len(drafted.executor.batches) * 2 < len(plain.executor.batches)
+    assert len(drafted.executor.batches) * 3 < len(plain.executor.batches)
 
 
 @settings(max_examples=50)
