@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,7 +204,7 @@ class Run:
         self.step += 1
         means = {name: float(np.mean(each)) for name, each in entropy.items()}
         right = torch.cat(signs).nanmean(0).tolist()
-        shares = {name: share for name, share in zip(names, right, strict=False) if share == share}
+        shares = {name: each for name, each in zip(names[:exact], right, strict=True) if not isnan(each)}
         return {"tokens": tokens, "entropy": means, "divergence": self.apart, "signs": shares}
 
     def train(self) -> Iterator[dict[str, Any]]:

@@ -223,12 +223,17 @@ def test_each_cut_is_in_its_own_part_of_the_bars_with_labels(base: Path) -> None
     assert few.drawn(0)[2] == [29, 30, 31]
 
 
+def tape_tokens(run: tune_run.Run, asked: range) -> list[int]:
+    """Of each of the first four steps, with the questions ``asked``."""
+    tapes = (run.prompts.of(*run.drawn(number), asked) for number in range(4 * run.tapes))
+    return [sum(len(each.pack.ids) for each in step) for step in zip(*[tapes] * run.tapes, strict=True)]
+
+
 def test_a_run_reads_before_it_is_asked(base: Path) -> None:
     """On the tapes alone, at a rate that falls to that of answers."""
     loaded, run = begun(base, replace(PLAN, steps=6, reading=4, talk_every=5, warm=1))
     moved(loaded)
-    tapes = [sum(len(run.prompts.of(*run.drawn(step * run.tapes + n), ()).pack.ids) for n in range(run.tapes))
-             for step in range(4)]  # fmt: skip
+    tapes = tape_tokens(run, range(0))
     logs, rates = [], []
     for _ in range(6):
         logs.append(run.advance())
@@ -283,8 +288,7 @@ def test_a_text_stands_for_the_steps_between(base: Path) -> None:
     loaded, run = begun(base)
     moved(loaded)
     assert len(run.texts) == 2, "no more than the run needs"
-    packed = [sum(len(run.prompts.of(*run.drawn(step * run.tapes + n), range(6)).pack.ids)
-                  for n in range(run.tapes)) for step in range(4)]  # fmt: skip
+    packed = tape_tokens(run, range(6))
     expected, logs = [], []
     for step in range(4):
         if step % 2 == 0:
