@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import NewTopic
 from aiokafka.errors import OffsetOutOfRangeError
 
 from feeds.kafka_follower import KafkaFollower
@@ -15,7 +15,7 @@ from feeds.mock_broker import MockBroker
 from feeds.source import CommitPoint, Incoming
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.kit import until
-from tests.kit.kafka import producing
+from tests.kit.kafka import administering, delete_records, producing
 from tests.kit.kafka_clients import KafkaClients, take
 from tests.kit.records import TOPIC
 
@@ -40,15 +40,6 @@ async def flood(clients: KafkaClients) -> None:
     async with producing(clients.bootstrap) as producer:
         for _ in range(12):
             await producer.send_and_wait(clients.topic, bytes(900_000), partition=0)
-
-
-async def delete(clients: KafkaClients, partition: int, before: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=clients.bootstrap)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(clients.topic, partition): RecordsToDelete(before)})
-    finally:
-        await admin.close()
 
 
 def follow(clients: KafkaClients, source: KafkaSource) -> list[Incoming]:
@@ -143,7 +134,7 @@ async def test_one_partition_loses_records_and_the_others_are_read_on(
     await asyncio.sleep(1.0)  # a fetch may be under way
     for partition in (0, 1):
         await write(real, 20, partition)
-    await delete(real, 0, before=25)
+    await delete_records(real.bootstrap, real.topic, 0, before=25)
     assert source.deleted == {}
     source.resume()
     await until(lambda: len(got) == 20 + 5 + 20)
@@ -164,39 +155,37 @@ async def test_what_is_deleted_before_it_was_read_behind_its_owner_is_told(
     both = one, other = TopicPartition(real.topic, 0), TopicPartition(real.topic, 1)
     start = KafkaStart("in", "committed", True, lambda: 0)
     options = {"auto_offset_reset": "none", "fetch_max_wait_ms": 20}
-    consumer = AIOKafkaConsumer(bootstrap_servers=real.bootstrap, **options)
-    await consumer.start()
-    follower = KafkaFollower(consumer, 100)
-    got: dict[TopicPartition, list[int]] = {one: [], other: []}
+    async with AIOKafkaConsumer(bootstrap_servers=real.bootstrap, **options) as consumer:
+        follower = KafkaFollower(consumer, 100)
+        got: dict[TopicPartition, list[int]] = {one: [], other: []}
 
-    async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
-        await asyncio.sleep(0.3)  # the client looks for positions that it lacks
-        await start.resume(reading, partition, 0, None)
+        async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+            await asyncio.sleep(0.3)  # the client looks for positions that it lacks
+            await start.resume(reading, partition, 0, None)
 
-    async def read_up_to(limit: int) -> None:
-        follower.allow({one: limit, other: limit})
-        async with asyncio.timeout(60):
-            while any(at < limit for at, _ in (await follower.behind()).values()):
-                try:
-                    found = await follower.read(0.01)
-                except OffsetOutOfRangeError:
-                    await follower.go_on(start)
-                    continue
-                for partition, records in found.items():
-                    got[partition] += [record.offset for record in records]
+        async def read_up_to(limit: int) -> None:
+            follower.allow({one: limit, other: limit})
+            async with asyncio.timeout(60):
+                while any(at < limit for at, _ in (await follower.behind()).values()):
+                    try:
+                        found = await follower.read(0.01)
+                    except OffsetOutOfRangeError:
+                        await follower.go_on(start)
+                        continue
+                    for partition, records in found.items():
+                        got[partition] += [record.offset for record in records]
 
-    for partition in both:
-        await write(real, 5, partition.partition)
-    await follower.add(both, place)
-    await read_up_to(5)
-    consumer.pause(*both)
-    await asyncio.sleep(1.0)  # a fetch may be under way
-    for partition in both:
-        await write(real, 5, partition.partition)
-    await delete(real, 0, before=8)
-    consumer.resume(*both)
-    await read_up_to(10)
-    await consumer.stop()
+        for partition in both:
+            await write(real, 5, partition.partition)
+        await follower.add(both, place)
+        await read_up_to(5)
+        consumer.pause(*both)
+        await asyncio.sleep(1.0)  # a fetch may be under way
+        for partition in both:
+            await write(real, 5, partition.partition)
+        await delete_records(real.bootstrap, real.topic, 0, before=8)
+        consumer.resume(*both)
+        await read_up_to(10)
     assert got == {one: [*range(5), 8, 9], other: list(range(10))}
     assert start.deleted == {(real.topic, 0): 3}
     assert told.text.count(f"offsets 5 to 7 of {real.topic}/0 {DELETED}") == 1
@@ -222,7 +211,7 @@ async def test_deleted_marks_of_transactions_and_what_was_read_are_no_loss(
         await producer.send_and_wait(real.topic, b"never", partition=0)
         await producer.abort_transaction()  # 3 + 1, 2 + 1, 1 + 1: the end is 9
         await until(lambda: len(got) == 5 and source.reached[real.topic, 0][1] == 9)
-        await delete(real, 0, before=9)
+        await delete_records(real.bootstrap, real.topic, 0, before=9)
         await asyncio.sleep(1.0)
         await commit(1)
     await until(lambda: len(got) == 6)
@@ -243,10 +232,8 @@ async def test_gaps_of_a_compacted_topic_are_no_loss(
         "min.cleanable.dirty.ratio": "0.001",
         "max.compaction.lag.ms": "100",
     }
-    admin = AIOKafkaAdminClient(bootstrap_servers=real.bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=often)])
-    await admin.close()
+    async with administering(real.bootstrap) as admin:
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=often)])
     async with producing(real.bootstrap) as producer, KafkaClients(real.bootstrap, topic) as clients:
         sent = 0
 
@@ -287,12 +274,10 @@ async def test_a_topic_that_is_made_again_while_it_is_read_is_told_and_read_whol
     await write(real, 10)
     await until(lambda: len(notes.got) == 10)
     await source.commit({(real.topic, 0): CommitPoint(10)})
-    admin = AIOKafkaAdminClient(bootstrap_servers=real.bootstrap)
-    await admin.start()
-    await admin.delete_topics([real.topic])
-    await asyncio.sleep(1.0)
-    await admin.create_topics([NewTopic(real.topic, 2, 1)])
-    await admin.close()
+    async with administering(real.bootstrap) as admin:
+        await admin.delete_topics([real.topic])
+        await asyncio.sleep(1.0)
+        await admin.create_topics([NewTopic(real.topic, 2, 1)])
     await write(real, 4, payload=b"new")
     await until(lambda: len(notes.got) == 14, 60)
     assert [(m.offset, m.payload) for m in notes.got[10:]] == [(n, b"new") for n in range(4)]

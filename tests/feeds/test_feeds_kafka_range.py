@@ -5,15 +5,13 @@ import time
 import uuid
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from feeds.kafka_client import BrokerError
 from feeds.kafka_range import KafkaRange, OffsetsGone
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
 from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics, free_ports
+from tests.kit.kafka import create_topics, delete_records, free_ports
 
 
 async def fill(bootstrap: str, topic: str, first: int, count: int) -> None:
@@ -77,10 +75,7 @@ async def test_times_and_deleted_records(real_kafka: RealKafka) -> None:
         assert await reader.offset_at((topic, 0), 0) == 0
         assert await reader.offset_at((topic, 0), middle) == 5
         assert await reader.offset_at((topic, 0), time.time_ns() + 10**12) is None
-        admin = AIOKafkaAdminClient(bootstrap_servers=real_kafka.bootstrap)
-        await admin.start()
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=4)})
-        await admin.close()
+        await delete_records(real_kafka.bootstrap, topic, 0, before=4)
         assert (await reader.spans([topic]))[topic, 0] == range(4, 10)
         assert await read(reader, topic, range(4, 10)) == list(range(4, 10))
         with pytest.raises(OffsetsGone, match=f"{topic}/0"):

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 from tests.kit.programs import need, unavailable
 
@@ -33,15 +33,28 @@ STOP_S = 20.0
 
 async def create_topics(bootstrap: str, topics: Mapping[str, int], replicas: int = 1) -> None:
     """Create topics, by name and number of partitions, that do not exist."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
-        await admin.start()
+    async with administering(bootstrap) as admin:
         response = await admin.create_topics(
             [NewTopic(name, count, replicas) for name, count in topics.items()]
         )
+    assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
+
+
+async def delete_records(bootstrap: str, topic: str, partition: int, before: int) -> None:
+    """Delete what is before an offset."""
+    async with administering(bootstrap) as admin:
+        await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(before)})
+
+
+@asynccontextmanager
+async def administering(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A started client, closed as `producing` does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        await admin.start()
+        yield admin
     finally:
         await admin.close()
-    assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
 
 
 @asynccontextmanager

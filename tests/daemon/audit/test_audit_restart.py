@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.structs import TopicPartition
 
 from daemon.config.load import load_config
 from daemon.config.schema import Config
@@ -18,7 +16,7 @@ from tests.daemon.audit.test_audit_reproduce import CASES, KEY, Ran, config_of, 
 from tests.kit import SECOND, START, until
 from tests.kit.daemon import Topics
 from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics
+from tests.kit.kafka import create_topics, delete_records
 
 rotated = pytest.mark.rotated(1, "answers derived behind a roll or a restart")
 pytestmark = [rotated, pytest.mark.kafka, pytest.mark.sampled(1), pytest.mark.timeout(900)]
@@ -124,7 +122,7 @@ def test_a_log_without_its_head_is_stood_in_for_by_a_snapshot(ran: Lives) -> Non
     answer = ran.about(SECOND_LIFE[0] - 1)
     basis = basis_of(answer)
     began = basis.state[0].first_offset
-    asyncio.run(delete_head(ran.bootstrap, ran.topic, began + 1))
+    asyncio.run(delete_records(ran.bootstrap, ran.topic, 0, began + 1))
     shutil.rmtree(ran.snapshots, ignore_errors=True)
     told = ran.invoke("reproduce", answer.answer_id)
     assert told.exit_code == 3
@@ -142,12 +140,3 @@ def test_a_log_without_its_head_is_stood_in_for_by_a_snapshot(ran: Lives) -> Non
     assert (asked.exit_code, "A later start" in asked.output) == (3, True), asked.output
     # nothing of a daemon's is written
     assert before == sorted((each.name, each.stat().st_mtime_ns) for each in ran.snapshots.iterdir())
-
-
-async def delete_head(bootstrap: str, topic: str, before: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=before)})
-    finally:
-        await admin.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
@@ -23,7 +23,7 @@ from feeds.kafka_security import KafkaSecurity
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
 from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import free_ports
+from tests.kit.kafka import administering, free_ports
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 NOW_NS = int(NOW.timestamp()) * 10**9
@@ -202,11 +202,9 @@ async def test_the_embedded_broker_is_described_as_far_as_it_can_and_gets_no_top
 async def test_a_real_broker_shows_retention_compaction_and_its_clock(real_kafka: RealKafka) -> None:
     name = f"md.{uuid.uuid4().hex[:8]}"
     settings = {"retention.ms": "60000", "message.timestamp.type": "LogAppendTime"}
-    admin = AIOKafkaAdminClient(bootstrap_servers=real_kafka.bootstrap)
-    await admin.start()
     progress = NewTopic(f"{name}.p", 1, 1, topic_configs={"cleanup.policy": "compact"})
-    await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings), progress])
-    await admin.close()
+    async with administering(real_kafka.bootstrap) as admin:
+        await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings), progress])
     sink = KafkaSink("fill", real_kafka.bootstrap)
     await sink.start()
     await sink.publish(name, b"k", b"{}", {})
@@ -214,10 +212,8 @@ async def test_a_real_broker_shows_retention_compaction_and_its_clock(real_kafka
     source = KafkaSourceConnector(
         real_kafka.bootstrap, topics=(name,), group=name, progress_topic=f"{name}.p"
     )
-    member = AIOKafkaConsumer(name, bootstrap_servers=real_kafka.bootstrap, group_id=name)
-    await member.start()
-    found = list(judge_cluster(await read_cluster("source.kafka", source), HOUR_NS, datetime.now(UTC)))
-    await member.stop()
+    async with AIOKafkaConsumer(name, bootstrap_servers=real_kafka.bootstrap, group_id=name):
+        found = list(judge_cluster(await read_cluster("source.kafka", source), HOUR_NS, datetime.now(UTC)))
     here = f"source.kafka[{name}]"
     assert {each.check: each.verdict for each in found} == {
         "source.kafka": "ok",
